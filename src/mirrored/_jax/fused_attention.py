@@ -13,10 +13,10 @@ NVIDIA H200 with JAX 0.11.2: equal gradients for 8, 4, 2 and 1 replicas per devi
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Final
 
 from mirrored._jax.private import fused_attention_stablehlo as _attention
 
@@ -36,10 +36,10 @@ def deterministic_attention() -> Iterator[None]:
 
 def connect_fused_attention() -> None:
     """Replaces the function by which JAX configures cuDNN's fused attention."""
-    create: Any = getattr(_attention, _NAME)
+    create: Callable[..., dict[str, dict[str, object]]] = getattr(_attention, _NAME)
 
     @functools.wraps(create)
-    def create_deterministic(*args: Any, **kwargs: Any) -> Any:
+    def create_deterministic(*args: object, **kwargs: object) -> dict[str, dict[str, object]]:
         configuration = create(*args, **kwargs)
         if _deterministic.get():
             configuration["cudnn_fmha_backend_config"]["force_deterministic"] = True

@@ -227,7 +227,7 @@ def has_rule_of_jax(rule: WrappedFun) -> bool:
     return is_from_jax(rule) and all(_file_of(one).startswith(_JAX) for one in given)
 
 
-def _file_of(function: Any) -> str:
+def _file_of(function: object) -> str:
     return str(getattr(getattr(function, "__code__", None), "co_filename", ""))
 
 

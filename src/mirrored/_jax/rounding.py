@@ -39,7 +39,7 @@ def rounded_to(array: jax.Array, dtype: DTypeLike) -> Any:
     return _primitive.bind(array, dtype=jnp.dtype(dtype))
 
 
-def _rounded(array: jax.Array, *, dtype: Any) -> Any:
+def _rounded(array: jax.Array, *, dtype: DTypeLike) -> jax.Array:
     """Rounds the mantissa; then exactly what lies outside of the range of the dtype's normal numbers."""
     info = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
     normal, step, largest = (float(one) for one in (info.smallest_normal, info.smallest_subnormal, info.max))

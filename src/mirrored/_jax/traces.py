@@ -85,7 +85,7 @@ def canonical_dtype(dtype: DTypeLike) -> Any:
     """
     if isinstance(dtype, np.dtype) and not dtype.isnative:
         dtype = dtype.newbyteorder("=")
-    return jax.dtypes.canonicalize_dtype(dtype)
+    return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)  # those of PRNG keys
 
 
 def swap_trace(trace: Trace | None) -> Any:

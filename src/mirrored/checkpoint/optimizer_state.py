@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +64,7 @@ def unbuilt_rate(optimizer: object) -> LearningRate | None:
     return rate if rate is not None and rate.is_unbuilt else None
 
 
-def optimizer_parts(optimizer: Any, place: Place) -> Iterator[Part]:
+def optimizer_parts(optimizer: object, place: Place) -> Iterator[Part]:
     """Yields the object that is an optimizer's schedule, and the attributes that a subclass of `Optimizer` adds."""
     if not isinstance(optimizer, Optimizer):
         return

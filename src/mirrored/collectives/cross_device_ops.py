@@ -151,7 +151,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         return for_each_local(totals, group)
 
 
-def _check_total(total: Any, component: jax.Array) -> None:
+def _check_total(total: object, component: jax.Array) -> None:
     shape, dtype = getattr(total, "shape", None), getattr(total, "dtype", None)
     # A wider dtype is right: 16-bit floats may be added in float32, and `jnp.sum` returns int32 for small integers.
     if dtype is not None and shape == component.shape and jnp.promote_types(dtype, component.dtype) == dtype:

@@ -15,8 +15,8 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.arrays import as_array
 from mirrored._jax.inlining import stage
-from mirrored._jax.traces import CaptureTracer, Tracer, current_trace
-from mirrored.compilation.input_signature import canonical, dtype_of, from_python
+from mirrored._jax.traces import CaptureTracer, Tracer, canonical_dtype, current_trace
+from mirrored.compilation.input_signature import dtype_of, from_python
 from mirrored.compilation.program import Program
 from mirrored.compilation.static_keys import unchanging
 from mirrored.errors import ArgumentError, ArgumentTypeError
@@ -170,7 +170,7 @@ class ConcreteFunction:
         fits = sizes is None or (
             len(sizes) == len(shape) and all(one in (None, two) for one, two in zip(sizes, shape, strict=True))
         )
-        if not fits or canonical(array.dtype) != dtype:
+        if not fits or canonical_dtype(array.dtype) != dtype:
             raise self._misfit(f"an array {array.dtype}{list(shape)} was passed")
         return as_array(array, dtype)  # drops a weak type, which would cause another trace
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
+from mirrored._jax.traces import canonical_dtype
 from mirrored._typing import Leaf
 from mirrored.compilation.static_keys import static_key
 from mirrored.errors import SignatureError
@@ -125,8 +126,7 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
     fits = wanted is None or (
         len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
     )
-    native = described.dtype.newbyteorder("=") if isinstance(described, np.ndarray) else described.dtype
-    if not fits or canonical(native) != dtype:
+    if not fits or canonical_dtype(described.dtype) != dtype:
         raise _misfit(name, f"argument {place} is {described.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
     # A weak type would cause another trace, whose results may have other dtypes.
     return as_array(array, dtype) if isinstance(array, jax.Array) and getattr(array, "weak_type", False) else array
@@ -138,13 +138,7 @@ def _is_numpy_mirrored(leaf: object) -> bool:
 
 def dtype_of(value: Any) -> Any:
     """Returns the dtype that an array, or an array of a spec, has on a device."""
-    return canonical(getattr(value.dtype, "as_numpy_dtype", value.dtype))
-
-
-def canonical(dtype: Any) -> Any:
-    """Returns the dtype that arrays of `dtype` have on devices: JAX has 64-bit dtypes only if they are enabled."""
-    is_extended = not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.extended)  # of random keys
-    return dtype if is_extended else jax.dtypes.canonicalize_dtype(dtype)
+    return canonical_dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
 
 
 def _sizes(spec: Any) -> tuple[int | None, ...] | None:

@@ -147,7 +147,7 @@ class Iterators:
 
     def __init__(self, make: Callable[[], Any], called: str) -> None:
         self._make, self._called = make, called
-        self._last: Any = None
+        self._last: Iterator[Any] | None = None
 
     def __call__(self) -> Iterator[Any]:
         """Returns a new iterator of the iterable.

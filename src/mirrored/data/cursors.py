@@ -112,7 +112,7 @@ def has_ended_generator(error: BaseException) -> bool:
     return _ENDED_GENERATOR in getattr(error, "__notes__", ())
 
 
-def has_passed(cursor: Cursor, before: Any, error: Exception) -> bool:
+def has_passed(cursor: Cursor, before: object, error: Exception) -> bool:
     """Returns whether an iterator goes on after the element that raised an exception, instead of raising it again.
 
     Args:

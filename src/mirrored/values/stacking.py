@@ -104,7 +104,7 @@ def _dtype_of(component: Any) -> Any:
     dtype = getattr(component, "dtype", None)
     if dtype is None:
         return as_array(component).dtype
-    return canonical_dtype(dtype) if isinstance(dtype, np.dtype) else dtype  # keys have dtypes of their own
+    return canonical_dtype(dtype)
 
 
 def unequal(found: str) -> ValuesError:

@@ -91,9 +91,8 @@ class RestartingCursor:
         if self._place == count:
             return
         self._place = None
-        if (
-            self._unmarked is not None
-        ):  # opening a pipe again would wait for ever, or lose what the first reader has read
+        if self._unmarked is not None:
+            # Opening a pipe again would wait for ever, or lose what the first reader has read.
             raise _refuse_again(self._unmarked) from self._unmarked
         self._reading.close()
         self._reading = self._open_cursor()
