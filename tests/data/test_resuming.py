@@ -203,40 +203,46 @@ def test_batches_of_user_functions_resume_after_the_examples(name: str, before: 
     assert sorted(taken + rest) == list(range(24))
 
 
+def from_file(size: int, rewinds: bool) -> Dataset:
+    """24 numbers from a file that all generators of the dataset share, `size` in each element."""
+    file = io.BytesIO(bytes(range(24)))
+
+    def parts() -> Iterator[Any]:
+        if rewinds:
+            file.seek(0)
+        while data := file.read(size):
+            yield np.frombuffer(data, np.uint8)
+
+    return Dataset.from_generator(parts)
+
+
+def rest_after(saved: Dataset, restored: Dataset, steps: int = 1) -> list[int]:
+    """What `restored` reads from the position at which `saved` is after some steps, each on one replica."""
+    strategy = strategy_of(1)
+    before = iter(strategy.experimental_distribute_dataset(saved))
+    after = iter(strategy.experimental_distribute_dataset(restored))
+    for _ in range(steps):
+        next(before)
+    after.set_state(json.loads(json.dumps(before.get_state())))
+    return [n for element in after for n in numbers(element, strategy)]
+
+
 @pytest.mark.parametrize(("rewinds", "before", "after"), [(True, 4, 4), (False, 4, 4), (True, 8, 4)])
 @pytest.mark.parametrize("then", [lambda d: d, lambda d: d.map(lambda x: x).repeat(1)])
 def test_generators_may_share_a_file(then: Any, rewinds: bool, before: int, after: int) -> None:
     """A second generator, which showed the size of the first batch, moved the file that the restored one reads."""
-
-    def reading(size: int) -> Any:
-        file = io.BytesIO(bytes(range(24)))
-
-        def batches() -> Iterator[Any]:
-            if rewinds:
-                file.seek(0)
-            while data := file.read(size):
-                yield np.frombuffer(data, np.uint8)
-
-        return iter(strategy_of(1).experimental_distribute_dataset(then(Dataset.from_generator(batches))))
-
-    saved, restored = reading(before), reading(after)
-    next(saved)
-    restored.set_state(json.loads(json.dumps(saved.get_state())))
-    assert [n for element in restored for n in numbers(element, strategy_of(1))] == list(range(before, 24))
+    rest = rest_after(then(from_file(before, rewinds)), then(from_file(after, rewinds)))
+    assert rest == list(range(before, 24))
 
 
 def test_a_map_behind_a_generator_makes_the_batch() -> None:
     """The size of the generator's number, which is none, was compared with that of the batch."""
 
-    def reading(size: int) -> Any:
+    def batches(size: int) -> Dataset:
         starts = Dataset.from_generator(lambda: iter(range(0, 24, size)))
-        batches = starts.map(lambda start: np.arange(start, start + size))
-        return iter(strategy_of(1).experimental_distribute_dataset(batches))
+        return starts.map(lambda start: np.arange(start, start + size))
 
-    saved, restored = reading(8), reading(4)
-    next(saved), next(saved)
-    restored.set_state(json.loads(json.dumps(saved.get_state())))
-    assert [n for element in restored for n in numbers(element, strategy_of(1))] == list(range(16, 24))
+    assert rest_after(batches(8), batches(4), steps=2) == list(range(16, 24))
 
 
 @pytest.mark.parametrize(
@@ -244,22 +250,10 @@ def test_a_map_behind_a_generator_makes_the_batch() -> None:
     [(False, 8, [8, 9, 10, 11, 16, 17, 18, 19]), (True, 4, [8, 9, 12, 13, 16, 17, 20, 21])],
 )
 def test_a_map_behind_a_generator_changes_the_size(rewinds: bool, after: int, expected: list[int]) -> None:
-    def reading(size: int) -> Any:
-        file = io.BytesIO(bytes(range(24)))
+    def halves(size: int) -> Dataset:
+        return from_file(size, rewinds).map(lambda batch: batch[: len(batch) // 2])
 
-        def batches() -> Iterator[Any]:
-            if rewinds:
-                file.seek(0)
-            while data := file.read(size):
-                yield np.frombuffer(data, np.uint8)
-
-        halves = Dataset.from_generator(batches).map(lambda batch: batch[: len(batch) // 2])
-        return iter(strategy_of(1).experimental_distribute_dataset(halves))
-
-    saved, restored = reading(8), reading(after)
-    next(saved)
-    restored.set_state(json.loads(json.dumps(saved.get_state())))
-    assert [n for element in restored for n in numbers(element, strategy_of(1))] == expected
+    assert rest_after(halves(8), halves(after)) == expected
 
 
 @pytest.mark.parametrize("kind", ["generator", "class"])
