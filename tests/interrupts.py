@@ -44,11 +44,13 @@ def acted_at(
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # Python ignores exceptions in `__del__`, which may be that of an object of an earlier test
     sys.settrace(trace)
     try:
         result = call()
     finally:
         sys.settrace(before)
+        gc.enable()
     return left < 0, result
 
 

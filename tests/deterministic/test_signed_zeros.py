@@ -177,3 +177,27 @@ def test_the_gradient_of_a_compiled_gather():
         return tape.gradient(loss, w)
 
     assert mr.function(step)().tolist() == step().tolist() == [24.0, 32.0]
+
+
+def test_variables_that_the_function_has_not_assigned_keep_the_signs_of_zeros():
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(REPLICAS)])
+    kind = {"synchronization": mr.VariableSynchronization.ON_READ}
+    with strategy.scope():
+        own = mr.Variable(jnp.full(3, -0.0), **kind)
+        first = mr.Variable(jnp.full(3, -0.0), aggregation=mr.VariableAggregation.ONLY_FIRST_REPLICA, **kind)
+        added = mr.Variable(jnp.full(3, -0.0), **kind)
+    outer = strategy.run(lambda: jnp.full(3, -0.0))
+
+    @mr.function
+    def step(x):
+        added.assign_add(strategy.run(lambda: x * 1.0), read_value=False)
+        in_branch = jax.lax.cond(
+            x[0] == 0,
+            lambda: (own.values[1].read_value(), outer.values[2]),
+            lambda: (own.values[2].read_value(), outer.values[1]),
+        )
+        return [one.read_value() for one in own.values], in_branch, first.read_value()
+
+    found = [*jax.tree.leaves(step(jnp.full(3, -0.0))), *(one.numpy() for one in added.values)]
+    assert len(found) == 11
+    assert all(np.signbit(np.asarray(one)).all() for one in found)

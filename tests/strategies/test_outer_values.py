@@ -45,7 +45,7 @@ def test_the_gradient_of_an_aggregated_read_that_is_an_argument(layout, aggregat
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("how", ["argument", "closure"])
-@pytest.mark.parametrize("made_by", ["reduce", "declared", "merged"])
+@pytest.mark.parametrize("made_by", ["reduce", "declared", "merged", "gathered"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.first(2)
 def test_a_selection_of_an_outer_value_in_a_run_has_the_eager_gradient(layout, made_by, how):
@@ -61,6 +61,7 @@ def test_a_selection_of_an_outer_value_in_a_run_has_the_eager_gradient(layout, m
         "merged": lambda x: strategy.run(
             lambda x: context().merge_call(lambda s, y: s.reduce("SUM", y, axis=None), args=(x * w,)), args=(x,)
         ),
+        "gathered": lambda x: jnp.sum(strategy.gather(strategy.run(lambda x: (x * w)[None], args=(x,)), axis=0)),
     }
 
     def gradient(x):

@@ -287,3 +287,30 @@ def test_components_that_a_branch_or_a_replica_reads_first_can_be_read_elsewhere
         return in_branch, doubled.values[1], strategy.experimental_local_results(in_run)[0], tripled.values[0]
 
     assert [float(one) for one in step(jnp.array(1.0))] == [2.0, 2.0, 3.0, 3.0]
+
+
+def test_a_plain_jit_reads_the_components_of_a_value_that_was_moved():
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(4)])
+    value = strategy.run(lambda: jnp.float32(mr.get_replica_context().replica_id_in_sync_group))
+    where = strategy.device_assignment
+    stacked = mr.PerReplica.from_stacked(jax.device_put(jnp.stack([*map(float, value.values)]), where.sharded), where)
+    moved = jax.device_put(stacked, jax.devices()[0])
+    assert [float(one) for one in jax.jit(lambda v: list(v.values))(moved)] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_replica_of_a_compiled_run_reads_one_component_of_an_outer_value_twice():
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    @mr.function
+    def step(x):
+        made = strategy.run(lambda: x * 1.0)
+
+        def replica():
+            with mr.GradientTape() as tape:
+                tape.watch(made.values[1])
+                y = made.values[1] ** 2
+            return tape.gradient(y, made.values[1])
+
+        return strategy.experimental_local_results(strategy.run(replica))
+
+    assert [float(one) for one in step(jnp.float32(3.0))] == [6.0, 6.0]

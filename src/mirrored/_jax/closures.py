@@ -193,7 +193,7 @@ def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
 
 
 def depends_on_opaque(primitive: Primitive, params: Mapping[str, Any], arrays: Sequence[Any], count: int) -> list[bool]:
-    """Returns, for each of `count` results of a primitive, whether functions that close over arrays lead to it.
+    """Returns for each of `count` results of a primitive whether it depends on a function that closes over `arrays`.
 
     Args:
         primitive: The primitive. The results of `jit` and `checkpoint` are told apart, those of others are not.

@@ -26,7 +26,10 @@ _deterministic: Final = ContextVar("deterministic", default=False)
 
 @contextmanager
 def deterministic_attention() -> Iterator[None]:
-    """Sets `force_deterministic` in programs that are lowered in this block, whose operations are deterministic."""
+    """Sets `force_deterministic` for the attentions that JAX lowers in this block.
+
+    It is for programs that are compiled with `xla_gpu_deterministic_ops`.
+    """
     token = _deterministic.set(True)
     try:
         yield

@@ -18,11 +18,11 @@ from mirrored._typing import DTypeLike
 # Rounds to the nearest value of a dtype, in float32.
 #
 # A pair of conversions would not do: XLA may remove it and keep the excess precision. Nor would `lax.reduce_precision`
-# with the exponent bits of the dtype: XLA replaces all numbers below the smallest normal one by zero (float16: 6.1e-5,
-# more than many gradients), and it has an infinity where dtypes such as float8_e4m3fn have finite numbers.
+# with the exponent bits of the dtype: XLA flushes subnormal numbers to zero (float16: below 6.1e-5, more than many
+# gradients), and it has an infinity where dtypes such as float8_e4m3fn have finite numbers.
 #
-# It is a primitive because the derivative of `lax.round`, which the numbers below the normal ones need, is zero. As
-# that of `lax.reduce_precision`, the derivative is the identity, and tangents and cotangents are rounded.
+# It is a primitive because subnormal numbers need `lax.round`, whose derivative is zero. Its own derivative is that of
+# `lax.reduce_precision`: the identity, with tangents and cotangents rounded.
 #
 # Supports JAX 0.10 to 0.12 (`jax.extend.core.Primitive`, `jax.interpreters`).
 
@@ -34,7 +34,7 @@ _FLOAT32_EXPONENT_BITS: Final = 8
 def rounded_to(array: jax.Array, dtype: DTypeLike) -> Any:
     """Rounds a float32 array to the nearest values of a float dtype of at most 16 bits; the result is float32."""
     info = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
-    if info.nexp == _FLOAT32_EXPONENT_BITS:  # bfloat16: numbers below the normal ones of both dtypes are zero for XLA
+    if info.nexp == _FLOAT32_EXPONENT_BITS:  # bfloat16: `reduce_precision` leaves its exponents
         return lax.reduce_precision(array, info.nexp, info.nmant)
     return _primitive.bind(array, dtype=jnp.dtype(dtype))
 

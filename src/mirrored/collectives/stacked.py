@@ -18,7 +18,7 @@ from mirrored._jax.traces import Tracer
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, log_label
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
-from mirrored.values.stacking import gathered
+from mirrored.values.stacking import gathered, whole_rows
 from mirrored.watchdog.collective_log import collective_log
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
     In a job of several processes it is copied to every device.
     """
     if isinstance(array, Tracer) or is_live_box(array) or not device_assignment.spans_processes:
-        return array[0]
+        return whole_rows(array, device_assignment)[0]
     return _logged(
         "fetch the first replica's value", device_assignment, lambda: _compiled_first(device_assignment)(array)
     )

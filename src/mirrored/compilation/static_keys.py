@@ -79,10 +79,10 @@ class _Content:
 def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
     """Returns the cache key of a non-array argument, computed from the argument's content even if it is mutable.
 
-    Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. So are Python's arrays and
-    memory views, and times with their time zones. The content of an object with its own ``==`` is its attributes and
-    elements: ``==`` alone finds 2 equal to 2.0, also inside the object. An object that hashes by identity is assumed
-    not to change.
+    Numbers are compared by their bits, so 0.0 and -0.0 differ, and all NaNs are equal. Python's arrays and memory views
+    are compared by their bits, too, and times together with their time zones. The content of an object with its own
+    ``==`` is its attributes and elements: ``==`` alone finds 2 equal to 2.0, also inside the object. An object that
+    hashes by identity is assumed not to change.
 
     Args:
         value: The argument.

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.placement import movable
-from mirrored.runtime.ambient import ReadableVariable, announce_read, is_tracked
-from mirrored.values.stacking import register_tracked_read, stack_components, whole_rows
+from mirrored.runtime.ambient import ReadableVariable, ambient, announce_read, is_tracked
+from mirrored.values.stacking import register_gathers, register_tracked_read, stack_components, whole_rows
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -61,6 +61,7 @@ def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment 
 
 
 register_tracked_read(_components_tracked)
+register_gathers(lambda: ambient().store is not None and ambient().runner is None)
 
 
 def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from mirrored._typing import Operand, PyTree
+from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import reducing
@@ -110,11 +110,7 @@ class StrategyExtended:
         Raises:
             ArgumentError: Integers of 64 bits do not fit into 32.
         """
-        return self._mirrored(
-            structures.map_leaves(
-                lambda leaf: leaf.read_value() if isinstance(leaf, Variable) else as_given(leaf), tensor
-            )
-        )
+        return self._mirrored(structures.map_leaves(_current, tensor))
 
     def _mirrored(self, value: object) -> Any:
         return value if value is None else Mirrored(value, self._strategy.num_replicas_in_sync)
@@ -321,3 +317,8 @@ class StrategyExtended:
 
     def __repr__(self) -> str:
         return f"StrategyExtended({self._strategy!r})"
+
+
+def _current(leaf: Leaf) -> Any:
+    """Returns the current value of a variable, and other leaves as `as_given`."""
+    return leaf.read_value() if isinstance(leaf, Variable) else as_given(leaf)

@@ -18,16 +18,8 @@ import numpy as np
 from mirrored._jax.array_likes import has_registered, registered_read
 from mirrored._jax.arrays import as_array, check_fit, frozen
 from mirrored._jax.boxes import Array, is_live_box, payload_of
-from mirrored._jax.placement import movable
-from mirrored._jax.traces import (
-    Tracer,
-    belongs_to,
-    canonical_dtype,
-    current_trace,
-    eager,
-    is_eval_below,
-    recording_parent,
-)
+from mirrored._jax.placement import movable, unplaced
+from mirrored._jax.traces import Tracer, canonical_dtype, current_trace, eager, is_eval_below
 from mirrored.errors import ValuesError
 
 if TYPE_CHECKING:
@@ -49,6 +41,14 @@ def register_tracked_read(read: _TrackedRead) -> None:
 def read_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
     """Returns the components of a stacked array such that tapes record the read; None if no tape tracks the array."""
     return next((found for read in _tracked_reads if (found := read(stacked, device_assignment)) is not None), None)
+
+
+_gathers: list[Callable[[], bool]] = []
+
+
+def register_gathers(gathers: Callable[[], bool]) -> None:
+    """Registers a function that returns whether a compiled function reads rows here, in cross-replica context."""
+    _gathers.append(gathers)
 
 
 def as_given(value: Any) -> Any:
@@ -188,20 +188,23 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
 def gathered(stacked: jax.Array, device_assignment: DeviceAssignment) -> jax.Array:
     """All-gathers the rows of a stacked array in a program; they keep their bits.
 
-    XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0.
+    XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0. Every device then
+    holds all rows, also if only one is read.
     """
     if len(device_assignment.devices) == 1 or is_eval_below(current_trace()):
         return stacked
-    whole: jax.Array = jax.lax.with_sharding_constraint(stacked, device_assignment.replicated)
+    whole: jax.Array = unplaced(jax.lax.with_sharding_constraint(stacked, device_assignment.replicated))
     return whole
 
 
 def whole_rows(stacked: Any, device_assignment: DeviceAssignment) -> Any:
-    """Returns a stacked array whose rows keep their bits when they are read one by one, as in `gathered`.
+    """Returns a stacked array whose rows keep their bits when a compiled function reads them one by one (`gathered`).
 
-    An array of an outer trace is returned unchanged: the current trace may be that of a run, which has no mesh.
+    Elsewhere it is returned unchanged: a replica has no mesh, and the arguments of a plain `jax.jit` can be on other
+    devices.
     """
-    return gathered(stacked, device_assignment) if belongs_to(stacked, recording_parent(current_trace())) else stacked
+    is_read_by_function = isinstance(stacked, Tracer) and any(gathers() for gathers in _gathers)
+    return gathered(stacked, device_assignment) if is_read_by_function else stacked
 
 
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:

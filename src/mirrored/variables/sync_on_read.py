@@ -106,7 +106,7 @@ def write_components(assignment: Assignment, value: Operand, store: VariableStor
         every = range(variable.num_replicas)
         parts = list(value.values) if isinstance(value, PerReplica) else [_share(assignment, value, k) for k in every]
         slots = variable.device_assignment.slots
-        olds = list(slots.rows(store.whole(variable)))
+        olds = list(slots.rows(whole_rows(store.whole(variable), variable.device_assignment)))
         new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
         store.set_whole(variable, slots.stacked(jnp.stack(new)), assignment.where)
         return

@@ -86,8 +86,8 @@ class Watchdog:
     def stop(self) -> None:
         """Stops the watchdog's threads; waits until the thread that uses JAX's client has ended.
 
-        This worker leaves its job to join another one. Its program has not ended, and posts no end: workers that have
-        not left yet still look at the posts.
+        This worker leaves a membership epoch of an elastic job. Its program goes on, so it posts no end: workers that
+        have not left yet still read the posts.
         """
         self._leaves = True
         atexit.unregister(self._end)
