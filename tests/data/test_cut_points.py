@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import mirrored as mr
 from data.readings import assert_resumes_everywhere, plain, read
 from mirrored.data import Dataset
-from mirrored.errors import StructureError
+from mirrored.errors import InputError, StructureError
 
 
 def _even(x: Any) -> Any:
@@ -309,6 +309,26 @@ def test_a_restored_end_of_rebatched_data_has_no_further_step() -> None:
     restored = begin()
     restored.set_state(json.loads(json.dumps(reading.get_state())))
     assert list(restored) == []
+
+
+@pytest.mark.parametrize(("sizes", "left"), [(3, 8), ([3, 0, 2], 4), ([3, 0, 2], 3)])
+def test_a_position_in_a_batch_that_no_longer_exists_is_refused(sizes: Any, left: int) -> None:
+    """With as many batches as precede the position the iteration ended, silently."""
+
+    def begin(size: int) -> Any:
+        return iter(Dataset.range(size).batch(4).rebatch(sizes))
+
+    reading = begin(12)
+    for _ in range(3):
+        next(reading)
+    restored = begin(left)
+
+    def resumed() -> list[Any]:
+        restored.set_state(reading.get_state())
+        return list(restored)
+
+    with pytest.raises(InputError, match="fewer elements than when the position was saved"):
+        resumed()
 
 
 def test_rebatch_regroups_texts() -> None:

@@ -407,6 +407,8 @@ class RebatchCursor:
         try:
             batch = next(self._parent)
         except StopIteration:
+            if self._batch is None and self._row:
+                raise beyond_end() from None
             if len(self._sizes) == 1:  # else batches of size 0 may follow, which have the shapes of the last batch
                 self._before, self._batch, self._length, self._row = before, None, 0, 0
             return False
