@@ -555,6 +555,9 @@ def test_what_waits_may_be_copied_and_pickled(is_module, tmp_path):
         own = copied.w if is_module else copied
         assert own is not variable
         assert float(own.numpy()) == 5.0
+        Checkpoint(net=copied).restore(path).expect_partial()
+        again = pickle.loads(pickle.dumps(copied))
+        assert float((again.w if is_module else again).numpy()) == 5.0
 
 
 def test_the_error_of_one_checkpoint_leaves_the_values_of_another(tmp_path):

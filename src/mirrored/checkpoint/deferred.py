@@ -117,11 +117,8 @@ KEPT: Final = "_mirrored_waiting_checkpoints"
 class _Kept(dict[int, "Waiting"]):
     """The checkpoints that an object keeps alive; empty in copies of the object, which no checkpoint waits for."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
-        return _Kept()
-
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        return dict, ()
+        return _Kept, ()
 
 
 class Waiting(Protocol):
