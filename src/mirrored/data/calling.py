@@ -1,4 +1,7 @@
-"""Calls the functions that users pass to `Dataset.map` and similar methods; creates and closes iterators of users."""
+"""Calls the functions that users pass to `Dataset.map` and similar methods; creates and closes iterators of users.
+
+Threads that share an iterator of a dataset read from it by turns (`taking_turn`).
+"""
 
 from __future__ import annotations
 
