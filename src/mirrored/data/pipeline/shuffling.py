@@ -86,7 +86,6 @@ class BufferCursor:
             self._marks.popleft()
 
     def get_state(self) -> Any:
-        self._forget_marks()
         number, position = self._marks[0]
         return {"given": self._given, "read": self._read, "ended": self._ended, "from": number, "position": position}
 
