@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mirrored.tf as tf
 from data.readings import assert_resumes_everywhere, plain, read
 from mirrored.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, ArraySpec, Dataset, Options
 from mirrored.data.options import AutoShardPolicy
@@ -285,6 +286,43 @@ class TestSpecs:
         for types, elements in [(np.int32, [2.7]), ((np.int32, np.int32), [1])]:
             with pytest.raises(StructureError, match="output_types"):
                 read(D.from_generator(lambda elements=elements: elements, types))
+
+    def test_output_types_and_shapes_of_texts_and_of_any_rank(self) -> None:
+        rows = [("a", [1, 2], 0.5), ("bc", [3], 1.5)]
+        found = D.from_generator(lambda: rows, ("string", np.int64, np.float32), ((), (None,), ()))
+        assert found.element_spec[0] == ArraySpec((), np.dtype(object))
+        assert read(found) == [(b"a", [1, 2], 0.5), (b"bc", [3], 1.5)]
+        for options in (
+            {"output_types": (str, np.int64, np.float32), "output_shapes": ((), None, ())},
+            {"output_types": ("string", np.int64, np.float32), "output_shapes": [(), None, ()]},
+            {"output_signature": tuple(map(tf.TensorSpec, ((), None, ()), (tf.string, tf.int64, tf.float32)))},
+        ):
+            dataset = D.from_generator(lambda: rows, **options)
+            assert [(name, n.dtype, n.tolist(), x.dtype) for name, n, x in dataset] == [
+                (b"a", np.int64, [1, 2], np.float32),
+                (b"bc", np.int64, [3], np.float32),
+            ]
+        with pytest.raises(StructureError, match=r"output_shapes requires \(\)"):
+            read(D.from_generator(lambda: [(1, [2])], (np.int64, np.int64), (None, ())))
+
+    @pytest.mark.parametrize(
+        ("options", "found"),
+        [
+            ({"output_types": tf.TensorSpec((), tf.int32)}, "output_types contains TensorSpec"),
+            ({"output_types": (tf.TensorSpec((), tf.int32),), "output_shapes": ((),)}, "output_types contains"),
+            ({"output_types": ArraySpec((), np.dtype("int32"))}, "output_types contains ArraySpec"),
+            ({"output_types": (3,)}, "output_types contains 3"),
+            ({"output_types": (np.int32, np.int32), "output_shapes": ((),)}, r"output_shapes=\(\(\),\)"),
+            ({"output_types": np.int32, "output_shapes": "x"}, "output_shapes='x'"),
+            ({"output_shapes": ()}, "output_shapes without output_types"),
+            ({"output_types": np.int32, "output_signature": ArraySpec((), np.dtype("int32"))}, "output_signature and"),
+        ],
+        ids=str,
+    )
+    def test_output_types_that_are_no_dtypes_are_refused(self, options: Any, found: str) -> None:
+        """A spec in their place gave elements of float64, silently."""
+        with pytest.raises(ArgumentError, match=rf"{found}(?s:.*)output_types and output_shapes, as in TensorFlow"):
+            D.from_generator(lambda: iter([1]), **options)
 
     def test_of_padded_batches(self) -> None:
         ragged = D.range(1, 4).map(lambda n: np.full(n, n))

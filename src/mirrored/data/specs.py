@@ -145,18 +145,6 @@ def merged(first: PyTree, second: PyTree) -> Any:
     return tree_map(merge, first, second, is_leaf=lambda part: isinstance(part, ArraySpec))
 
 
-def as_spec(signature: PyTree) -> Any:
-    """Converts objects with a shape and a dtype (such as `tf.TensorSpec`) in a pytree to `ArraySpec`."""
-
-    def convert(leaf: Leaf) -> ArraySpec:
-        dtype = getattr(leaf, "dtype", None)
-        name = getattr(dtype, "name", dtype)
-        text = name in ("string", "bytes")
-        return ArraySpec(tuple(leaf.shape), np.dtype(object) if text else np.dtype(name))
-
-    return tree_map(convert, signature, is_leaf=lambda part: hasattr(part, "shape"))
-
-
 def check(spec: PyTree, element: Element, called: str) -> Any:
     """Casts an element to the dtypes of a spec; raises an error if the structure or shapes differ from the spec.
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import jax
 import numpy as np
 
-from mirrored._jax.trees import tree_flatten
+from mirrored._jax.trees import Structure, tree_flatten
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.data import specs
 from mirrored.data.elements import as_element, first_lost, keeps_values
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
 from mirrored.data.pipeline.iterators import Steps
 from mirrored.errors import ArgumentError, StructureError
+from mirrored.values.tensor_shape import TensorShape
 
 
 class Making(Steps):
@@ -93,14 +95,19 @@ class Making(Steps):
             generator: Returns an iterable; called again for every iteration.
             output_types: A pytree of dtypes, to which elements are cast: TensorFlow's form before `output_signature`.
                 Floats are not cast to integers. TensorFlow refuses Python's floats and truncates NumPy's.
-            output_shapes: A pytree of shapes to go with `output_types`.
+            output_shapes: A pytree of shapes to go with `output_types`; None in it stands for any shape.
             args: Arguments of `generator`.
             output_signature: A pytree of specs (any objects with shape and dtype). Elements are cast to the dtypes; a
                 different structure or shape raises an error. None: elements are not checked.
+
+        Raises:
+            ArgumentError: `output_types` has parts that are no dtypes, `output_shapes` is of another structure or
+                without `output_types`, or both forms are given.
         """
-        signature = _signature(output_types, output_shapes, output_signature)
-        if signature is None and output_types is not None and callable(generator):
-            generator = _typed(generator, output_types)
+        declared = _declared(output_types, output_shapes, output_signature)
+        signature = None if declared is None else declared.spec
+        if declared is not None and signature is None and callable(generator):
+            generator = _typed(generator, declared)
         return cls(streams.IterableSource(functools.partial(generator, *args), signature, "Dataset.from_generator"))
 
     @classmethod
@@ -203,24 +210,93 @@ class Making(Steps):
         return cls(files.FileSource(files.file_names(names, called), read, packing, called))
 
 
-def _signature(types: PyTree, shapes: PyTree, signature: PyTree) -> Any:
-    if signature is not None:
-        return specs.as_spec(signature)
-    if types is None or shapes is None:
+@dataclasses.dataclass(frozen=True)
+class _Declared:
+    """The parts of the elements that a generator is to yield.
+
+    Attributes:
+        form: The argument that declares them.
+        shape_form: The argument that declares their shapes.
+        parts: The dtype and the shape of each part.
+        structure: The structure of an element.
+    """
+
+    form: str
+    shape_form: str
+    parts: list[tuple[np.dtype[Any], TensorShape]]
+    structure: Structure
+
+    @property
+    def spec(self) -> Any:
+        """The spec of the elements; None if a number of dims is not known."""
+        if any(shape.rank is None for _, shape in self.parts):
+            return None
+        return self.structure.unflatten([specs.ArraySpec(shape, dtype) for dtype, shape in self.parts])
+
+
+def _declared(types: PyTree, shapes: PyTree, signature: PyTree) -> _Declared | None:
+    others = [name for name, one in (("output_types", types), ("output_shapes", shapes)) if one is not None]
+    if signature is None and not others:
         return None
-    dtypes, treedef = tree_flatten(types)
-    flat = jax.tree.leaves(shapes, is_leaf=lambda part: isinstance(part, list | tuple) and not _has_shapes(part))
-    made = [
-        specs.ArraySpec(tuple(shape), np.dtype(getattr(dtype, "name", dtype)))
-        for dtype, shape in zip(dtypes, flat, strict=True)
-    ]
-    return treedef.unflatten(made)
+    if signature is not None and others:
+        found = f"output_signature and {' and '.join(others)}"
+        raise _refuse_types(found, "output_signature contains the dtypes and shapes", " and ".join(others))
+    if signature is None and types is None:
+        raise _refuse_types("output_shapes without output_types", "shapes go with dtypes", "output_shapes")
+    if signature is not None:
+        given, structure = tree_flatten(signature, is_leaf=lambda part: hasattr(part, "shape"))
+        parts = [(_dtype(one.dtype), TensorShape(one.shape)) for one in given]
+        return _Declared("output_signature", "output_signature", parts, structure)
+    given, structure = tree_flatten(types, is_leaf=lambda part: hasattr(part, "shape"))
+    dtypes = [_dtype(one) for one in given]
+    return _Declared("output_types", "output_shapes", _with_shapes(dtypes, shapes, structure), structure)
 
 
-def _typed(generator: Callable[..., Any], types: PyTree) -> Callable[..., Any]:
-    """Wraps a generator function to cast the parts of its elements to dtypes, whatever their shapes."""
-    dtypes, structure = tree_flatten(types)
+def _with_shapes(
+    dtypes: list[np.dtype[Any]], shapes: PyTree, structure: Structure
+) -> list[tuple[np.dtype[Any], TensorShape]]:
     treedef: Any = structure.treedef
+    try:
+        own = [None] * len(dtypes) if shapes is None else treedef.flatten_up_to(shapes)
+    except ValueError:  # such as a list of shapes for a tuple of dtypes
+        own = jax.tree.leaves(shapes, is_leaf=_is_shape)
+    try:
+        return [(dtype, TensorShape(shape)) for dtype, shape in zip(dtypes, own, strict=True)]
+    except (TypeError, ValueError):
+        rule = f"output_shapes has a shape for each part of output_types, {treedef}"
+        raise _refuse_types(f"output_shapes={shapes!r}", rule, "output_types and output_shapes") from None
+
+
+def _refuse_types(found: str, rule: str, name: str) -> ArgumentError:
+    return ArgumentError(
+        "Dataset.from_generator",
+        found=found,
+        rule=f"{rule}; the second and third positional arguments are output_types and output_shapes, as in TensorFlow",
+        remedy=f"pass output_signature=..., a pytree of specs, without {name}; pass arguments of the generator as "
+        "args=...",
+    )
+
+
+def _dtype(given: Any) -> np.dtype[Any]:
+    is_spec = hasattr(given, "shape") and hasattr(given, "dtype") and not isinstance(given, type)
+    name = getattr(given, "name", given)
+    if name in ("string", "bytes"):
+        return np.dtype(object)
+    try:
+        dtype = None if is_spec or name is None else np.dtype(name)
+    except TypeError:
+        dtype = None
+    if dtype is None:
+        raise _refuse_types(f"output_types contains {given!r}", "output_types is a pytree of dtypes", "output_types")
+    return np.dtype(object) if dtype.kind in "SU" else dtype
+
+
+def _typed(generator: Callable[..., Any], declared: _Declared) -> Callable[..., Any]:
+    """Wraps a generator function to cast the parts of its elements to dtypes, and to check the shapes that are known.
+
+    A spec has one number of dims, which is not known here.
+    """
+    treedef: Any = declared.structure.treedef
 
     @functools.wraps(generator)
     def elements(*args: Any) -> Iterator[Any]:
@@ -231,36 +307,45 @@ def _typed(generator: Callable[..., Any], types: PyTree) -> Callable[..., Any]:
                 raise StructureError(
                     "Dataset.from_generator",
                     found=f"an element has the structure {jax.tree.structure(element)}",
-                    rule=f"elements must have the structure of output_types, {treedef}",
-                    remedy="yield elements of this structure, or change output_types",
+                    rule=f"elements must have the structure of {declared.form}, {treedef}",
+                    remedy=f"yield elements of this structure, or change {declared.form}",
                 ) from error
-            yield structure.unflatten([_cast(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)])
+            cast = [_cast(part, *own, declared) for part, own in zip(parts, declared.parts, strict=True)]
+            yield declared.structure.unflatten(cast)
 
     return elements
 
 
-def _cast(part: Any, dtype: Any) -> Any:
-    name = getattr(dtype, "name", dtype)
-    if name in ("string", "bytes"):
+def _cast(part: Any, wanted: np.dtype[Any], shape: TensorShape, declared: _Declared) -> Any:
+    if wanted.hasobject and shape.rank is None:
         return part
-    array, wanted = np.asarray(part), np.dtype(name)
+    array, form = np.asarray(part), declared.form
+    if not shape.is_compatible_with(array.shape):
+        raise StructureError(
+            "Dataset.from_generator",
+            found=f"a part of an element has the shape {array.shape}",
+            rule=f"{declared.shape_form} requires {tuple(shape)}",
+            remedy=f"yield arrays of this shape, or put None into {declared.shape_form} for dims that vary",
+        )
+    if wanted.hasobject:
+        return part
     if array.size and array.dtype.kind == "f" and wanted.kind in "iu":
         raise StructureError(
             "Dataset.from_generator",
             found=f"a part of an element is {array.dtype.name}",
-            rule=f"output_types requires {wanted.name}: real numbers are not converted to integers",
-            remedy=f"yield integers, or pass output_types={array.dtype.name}",
+            rule=f"{form} requires {wanted.name}: real numbers are not converted to integers",
+            remedy=f"yield integers, or put {array.dtype.name} into {form}",
         )
     if wanted.kind in "iu" and not keeps_values(array, wanted):
         raise StructureError(
             "Dataset.from_generator",
             found=f"a part of an element has numbers that {wanted.name} cannot represent, such as "
             f"{first_lost(array, wanted)}",
-            rule=f"output_types requires {wanted.name}: a cast must not change values",
-            remedy="yield numbers of this dtype, or pass a larger dtype in output_types",
+            rule=f"{form} requires {wanted.name}: a cast must not change values",
+            remedy=f"yield numbers of this dtype, or put a larger dtype into {form}",
         )
     return array.astype(wanted)
 
 
-def _has_shapes(part: Iterable[Any]) -> bool:
-    return any(isinstance(item, list | tuple) for item in part)
+def _is_shape(part: object) -> bool:
+    return part is None or (isinstance(part, list | tuple) and not any(isinstance(one, list | tuple) for one in part))
