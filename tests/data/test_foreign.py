@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mirrored as mr
 from mirrored.data import InputOptions
-from mirrored.errors import ArgumentError, InputError
+from mirrored.errors import ArgumentError, InputError, StructureError
 
 
 @pytest.fixture
@@ -95,6 +97,40 @@ def test_a_transform_of_the_user_stays(strategy: Any) -> None:
     table = Table().with_format("custom", transform=lambda batch: {"x": [10 * n for n in batch["x"]]})
     batches = strategy.experimental_distribute_dataset(table, InputOptions(batch_size=4))
     assert numbers(batches, "x") == list(range(0, 80, 10))
+
+
+PICTURES: dict[str, Callable[[int], Any]] = {
+    "arrays": lambda n: np.full((3, 2), n),
+    "arrays of one dim": lambda n: np.full(3, n),
+    "arrays with as many rows as the batch has examples": lambda n: np.full((4, 2), n),
+    "JAX arrays": lambda n: jnp.full((3, 2), n),
+    "lists of arrays": lambda n: [np.full(2, n), np.full(2, n)],
+    "nested lists": lambda n: np.array([[n, n], [n, n]]).tolist(),
+    "dicts": lambda n: {"a": np.full((3, 2), n), "b": n},
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_lists_of_arrays_of_a_transform_are_stacked(strategy: Any, name: str) -> None:
+    """They were pytrees of one array for each example, which were split along the pictures' own axis."""
+    make = PICTURES[name]
+    table = Table().with_format("custom", transform=lambda batch: {"x": [make(n) for n in batch["x"]], "y": batch["x"]})
+    dataset = strategy.experimental_distribute_dataset(table, InputOptions(batch_size=4))
+    local = strategy.experimental_local_results
+    shares = [share for batch in dataset for share in zip(*map(local, batch.values()), strict=True)]
+    assert [np.asarray(y).tolist() for _, y in shares] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for x, y in shares:
+        examples = [{"x": x, "y": 0} for x in map(make, np.asarray(y).tolist())]
+        expected = jax.tree.map(lambda *rows: np.stack(rows), *examples, is_leaf=lambda part: isinstance(part, list))
+        jax.tree.map(np.testing.assert_array_equal, x, expected["x"])
+
+
+def test_arrays_of_a_transform_with_several_shapes_are_refused(strategy: Any) -> None:
+    table = Table().with_format("custom", transform=lambda batch: {"x": [np.zeros((n, 2)) for n in batch["x"]]})
+    batches = strategy.experimental_distribute_dataset(table, InputOptions(batch_size=4))
+    with pytest.raises(StructureError, match=r"float64\[0, 2\] in element 0 .* float64\[1, 2\] in element 1") as caught:
+        list(batches)
+    assert "their arrays are stacked" in str(caught.value.__notes__)
 
 
 def test_streams_are_read_in_the_order_of_the_epoch_that_the_user_sets(strategy: Any) -> None:

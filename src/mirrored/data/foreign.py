@@ -14,8 +14,8 @@ from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.data.calling import Iterators
 from mirrored.data.cursors import Cursor, IterableCursor
-from mirrored.data.elements import Element, as_element
-from mirrored.errors import ArgumentError, InputError
+from mirrored.data.elements import Element, as_element, stack
+from mirrored.errors import ArgumentError, InputError, StructureError
 
 
 def comes_from(data: object, package: str) -> bool:
@@ -112,13 +112,30 @@ def _in_numpy(data: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _InBatches:
-    """An iterable of the batches of a Hugging Face dataset."""
+    """An iterable of the batches of a Hugging Face dataset, in which a list has an item for each example."""
 
     data: Any
     size: int
 
     def __iter__(self) -> Any:
-        return self.data.iter(batch_size=self.size)
+        # No generator, which an exception would end.
+        return map(_with_stacked_lists, self.data.iter(batch_size=self.size))
+
+
+def _with_stacked_lists(batch: PyTree) -> Element:
+    return tree_map(_stacked, batch, is_leaf=lambda part: isinstance(part, list))
+
+
+def _stacked(part: Any) -> Any:
+    """Returns an array with a leading dim in place of a list of arrays, as `with_format("numpy")` does."""
+    if not isinstance(part, list) or _is_leaf(part):
+        return part
+    try:
+        items = [tree_map(_as_array, _with_stacked_lists(item), is_leaf=_is_leaf) for item in part]
+        return stack(items, "Dataset.with_transform")
+    except StructureError as error:
+        error.add_note("Hugging Face: a list in a batch has an item for each example; their arrays are stacked")
+        raise
 
 
 class GrainCursor:
