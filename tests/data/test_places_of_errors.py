@@ -37,6 +37,11 @@ SLICES: dict[str, tuple[Callable[[Dataset], Dataset], list[int]]] = {
     "in a dataset": (lambda d: Dataset.range(2).flat_map(lambda _: d.take(3)), [0, 2, 0, 2]),
     "prefetched": (lambda d: d.take(5).prefetch(2).shard(2, 0), [0, 2]),
 }
+GROUPED: dict[str, Callable[[Dataset], Dataset]] = {
+    "batch": lambda d: d.batch(3),
+    "batches": lambda d: d.batch(2).batch(2),
+    "map": lambda d: d.map(lambda x: x),
+}
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -49,6 +54,47 @@ def test_take_skip_and_shard_count_elements_that_raise(kind: str, name: str) -> 
     assert_resumes_everywhere(dataset)
 
 
+def drawn(x: Any, rng: Any) -> Any:
+    return x * 1000 + rng.integers(1000)
+
+
+NUMBERED: dict[str, Callable[[Dataset], Dataset]] = {
+    "batch": lambda d: d.map(damaged(1)).batch(3),
+    "batch of several errors": lambda d: d.map(damaged(3, 4, 6)).batch(2),
+    "partial batch": lambda d: d.map(damaged(8)).batch(4),
+    "dropped batch": lambda d: d.map(damaged(4)).batch(4, drop_remainder=True),
+    "padded batch": lambda d: d.map(damaged(4)).padded_batch(3, padded_shapes=()),
+    "batch of batches": lambda d: d.map(damaged(1)).batch(2).batch(2),
+    "prefetched batch": lambda d: d.map(damaged(1)).prefetch(2).batch(3).prefetch(1),
+    "batch of a cache": lambda d: d.map(damaged(1)).cache().batch(3).cache().repeat(2),
+    "batch of parts": lambda d: d.map(damaged(1)).concatenate(Dataset.range(3)).batch(4),
+    "shard of batches": lambda d: d.map(damaged(1)).batch(3).shard(2, 1),
+    "rebatch": lambda d: d.map(damaged(1)).batch(3).rebatch(2),
+    "rebatch to several": lambda d: d.map(damaged(4)).batch(3).rebatch([2, 0, 1]),
+    "unbatch": lambda d: d.map(damaged(4)).batch(3).unbatch(),
+    "random_map": lambda d: d.map(damaged(1, 4)).random_map(drawn, seed=3),
+    "random_map that raises": lambda d: d.random_map(lambda x, rng: drawn(damaged(1, 4)(x), rng), seed=3),
+    "random_map of epochs": lambda d: d.map(damaged(1)).random_map(drawn, seed=3).repeat(2),
+    "enumerate": lambda d: d.map(damaged(1)).enumerate(),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_batches_and_random_numbers_are_those_of_an_indexed_pipeline(name: str) -> None:
+    """Streams had other batches after an error, and `random_map` other numbers; `rebatch` raised it."""
+    step = NUMBERED[name]
+    indexed, stream = (step(make(9)).ignore_errors() for make in PIPELINES.values())
+    assert read(stream) == read(indexed) != []
+    assert_resumes_everywhere(stream)
+
+
+def test_the_index_of_a_predicate_counts_elements_that_raise() -> None:
+    dataset = Dataset.range(8).map(damaged(1, 4)).filter(lambda x: x < 6 or x.nope).ignore_errors()
+    with pytest.raises(AttributeError) as caught:
+        read(dataset)
+    assert "Dataset.filter: at element 6" in str(caught.value.__notes__)
+
+
 @pytest.mark.parametrize("name", ["take", "shard 0", "skip"])
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_errors_are_raised_without_ignore_errors(kind: str, name: str) -> None:
@@ -57,14 +103,15 @@ def test_errors_are_raised_without_ignore_errors(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("ended", ["generator", "scan"])
-@pytest.mark.parametrize("name", ["take", "shard 0", "skip"])
+@pytest.mark.parametrize("name", ["take", "shard 0", "skip", "batch", "batches", "map"])
 def test_what_cannot_go_on_after_an_error_raises_it(name: str, ended: str) -> None:
     check = damaged(1)
     numbers = Dataset.from_generator(lambda: (check(n) for n in range(8)))
     if ended == "scan":
         numbers = Dataset.range(8).map(check).scan(0, lambda state, x: (state, x))
+    step = GROUPED[name] if name in GROUPED else SLICES[name][0]
     with pytest.raises(OSError, match="damaged") as caught:
-        read(SLICES[name][0](numbers).ignore_errors())
+        read(step(numbers).ignore_errors())
     assert "call ignore_errors before this step" in str(caught.value.__notes__)
 
 

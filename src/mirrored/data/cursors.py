@@ -412,6 +412,9 @@ class RebatchCursor:
             if len(self._sizes) == 1:  # else batches of size 0 may follow, which have the shapes of the last batch
                 self._before, self._batch, self._length, self._row = before, None, 0, 0
             return False
+        except Exception:  # `ignore_errors` goes on after this batch, and sees it by the position
+            self._before, self._batch, self._length, self._row = self._parent.get_state(), None, 0, 0
+            raise
         length = batch_size(batch, "Dataset.rebatch")
         # After a restored position `_row` is the first row of this batch that was not returned.
         self._row = 0 if self._batch is not None else self._row

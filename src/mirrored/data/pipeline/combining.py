@@ -176,14 +176,16 @@ class Grouping(Steps):
         Exceptions that show a fault of the program are raised: TypeError, NameError, AttributeError, AssertionError.
         A generator ends at an exception, which is then raised. If a generator is read through another iterator (`map`,
         `zip`, a class), the data ends there, with a warning in the log.
-        Earlier `take`, `skip`, `shard` and `cache` count elements that raise: the places of the others stay the same.
+        Earlier steps count elements that raise: the places of the others stay the same in `take`, `skip`, `shard` and
+        `cache`, in the batches of `batch` and `padded_batch`, of which those with such an element are left out, and in
+        the random numbers of `random_map`.
 
         Args:
             log_warning: Whether to log each exception that is ignored.
             name: Accepted for compatibility with TensorFlow and ignored.
 
-        TensorFlow: The same, except that `take` does not count elements that raise; it finds most faults of functions
-        before it reads the first element.
+        TensorFlow: The same, except that `take` does not count elements that raise, and the next batch begins right
+        after such an element; it finds most faults of functions before it reads the first element.
 
         Example:
             >>> import numpy as np

@@ -21,6 +21,7 @@ from mirrored.data.calling import call, naming_element, no_end
 from mirrored.data.cursors import Cursor, IterableCursor, has_ended_generator
 from mirrored.data.elements import Element, handed_out, keeps_values, own_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.pipeline.forgiving import FAULTS
 from mirrored.data.pipeline.nodes import (
     CursorNode,
     Node,
@@ -31,7 +32,7 @@ from mirrored.data.pipeline.nodes import (
     new_seed,
     spec_of_first,
 )
-from mirrored.data.pipeline.streams import FAULTS, StreamStep
+from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import NoElementError
 from mirrored.errors import ArgumentError, InputError, StructureError
 

@@ -6,7 +6,7 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
@@ -27,6 +27,7 @@ from mirrored.data.elements import Element, own_element
 from mirrored.data.extra import engine
 from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.pipeline.forgiving import FAULTS, mapped
 from mirrored.data.pipeline.nodes import (
     CursorNode,
     LikeParent,
@@ -40,9 +41,6 @@ from mirrored.data.pipeline.nodes import (
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import NoElementError
 from mirrored.errors import StructureError
-
-FAULTS: Final = (TypeError, NameError, AttributeError, AssertionError)
-"""Exceptions of programs, not of data: `ignore_errors` raises them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,7 +194,7 @@ class Filtered(StreamStep):
         def judged(index: int, element: Element) -> tuple[bool, Element]:
             return bool(call(self.function, element, "Dataset.filter", index)), element
 
-        kept = engine().filter_elements(engine().map_with_index(self.parent.stream(run), judged), lambda pair: pair[0])
+        kept = engine().filter_elements(mapped(self.parent, run, judged, self.name), lambda pair: pair[0])
         return engine().map_with_index(kept, lambda _, pair: pair[1])
 
 

@@ -26,6 +26,7 @@ from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor
 from mirrored.data.elements import Element, joined, pad_and_stack, padded_shapes_of, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.pipeline.forgiving import BatchCursor, mapped
 from mirrored.data.pipeline.nodes import (
     ENDLESS,
     CursorNode,
@@ -93,7 +94,7 @@ class Mapping(OneParent):
         return ItemRows(parent.length, lambda index: function(index, parent.item(index)))
 
     def in_sequence(self, run: Run) -> Any:
-        return engine().map_with_index(self.parent.stream(run), self.function_of(run))
+        return mapped(self.parent, run, self.function_of(run), self.name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -368,7 +369,12 @@ class Batched(OneParent):
         return ItemRows(ENDLESS if parent.length >= ENDLESS else full // self.size, batch)
 
     def in_sequence(self, run: Run) -> Any:
-        return engine().batch(self.parent.stream(run), self.size, self.drop_remainder, self._make_batch)
+        size, drop = self.size, self.drop_remainder
+        if run.forgives:
+            return engine().by_cursor(
+                lambda: BatchCursor(self.parent.cursor(run), size, drop, self._make_batch), self.name
+            )
+        return engine().batch(self.parent.stream(run), size, drop, self._make_batch)
 
     def _make_batch(self, elements: Sequence[Element]) -> Element:
         if self.padding is None:
