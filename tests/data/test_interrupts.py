@@ -182,7 +182,13 @@ def test_an_interrupt_at_any_line_loses_no_element() -> None:
     assert event > 5
 
 
-def test_an_interrupt_while_a_prefetched_element_is_awaited_loses_nothing() -> None:
+def taken_from(items: queue.SimpleQueue[int | None]) -> Iterator[int]:
+    while (item := items.get()) is not None:
+        yield item
+
+
+@pytest.mark.parametrize("live", [lambda items: iter(items.get, None), taken_from], ids=["iterator", "generator"])
+def test_an_interrupt_while_a_prefetched_element_is_awaited_loses_nothing(live: Any) -> None:
     """The source was read again, of which a live one has other elements; those that were prefetched were lost."""
     items = queue.SimpleQueue[int | None]()
 
@@ -191,7 +197,7 @@ def test_an_interrupt_while_a_prefetched_element_is_awaited_loses_nothing() -> N
             items.put(number)
 
     put(0, 1)
-    iterator = iter(Dataset.from_generator(lambda: iter(items.get, None)).prefetch(2))
+    iterator = iter(Dataset.from_generator(lambda: live(items)).prefetch(2))
     found = [int(next(iterator)) for _ in range(2)]
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:

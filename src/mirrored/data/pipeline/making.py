@@ -91,6 +91,10 @@ class Making(Steps):
     ) -> Self:
         """Creates a dataset of the elements that `generator(*args)` yields.
 
+        After an interrupt (Ctrl-C) in `next`, an iterator of the dataset calls `generator` again and reads the elements
+        since its last position again. From a live source (a queue, a socket) these would be new elements, which are
+        dropped: end its dataset with ``.prefetch(n)``, whose thread goes on reading.
+
         Args:
             generator: Returns an iterable; called again for every iteration.
             output_types: A pytree of dtypes, to which elements are cast: TensorFlow's form before `output_signature`.
