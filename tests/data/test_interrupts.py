@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import os
@@ -224,14 +225,71 @@ def test_an_interrupt_at_any_line_loses_no_prefetched_element() -> None:
     assert event > 5
 
 
-def test_a_source_without_positions_is_read_to_its_end(tmp_path: Path) -> None:
-    """Positions to which an interrupt would go back were asked for, and raised `OSError: Illegal seek`."""
+AFTER_PIPES: dict[str, Callable[[Dataset], Dataset]] = {
+    "nothing": lambda d: d,
+    "prefetch": lambda d: d.prefetch(2),
+    "batch and prefetch": lambda d: d.prefetch(1).batch(5).prefetch(2).unbatch(),
+    "shuffle": lambda d: d.shuffle(1),
+    "rebatch": lambda d: d.batch(5).rebatch(4).unbatch(),
+    "flat_map": lambda d: d.flat_map(Dataset.from_tensors),
+    "interleave": lambda d: d.interleave(Dataset.from_tensors, cycle_length=1).prefetch(1),
+    "flat_map of pipes": lambda d: Dataset.range(1).flat_map(lambda _: d).prefetch(1),
+    "ignore_errors": lambda d: d.map(lambda x: x).batch(5).unbatch().ignore_errors().prefetch(1),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_PIPES)
+def test_a_source_without_positions_is_read_to_its_end(name: str, tmp_path: Path) -> None:
+    """Positions which steps keep, or to which an interrupt would go back, raised `OSError: Illegal seek`."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     expected = [b"%d" % n for n in range(50)]
     writer = threading.Thread(target=path.write_bytes, args=(b"\n".join(expected),))
     writer.start()
-    assert list(Dataset.from_text_lines(path)) == expected
+    assert list(AFTER_PIPES[name](Dataset.from_text_lines(path))) == expected
+    writer.join()
+
+
+@pytest.mark.parametrize("packing", ["", "GZIP"])
+@pytest.mark.parametrize("name", ["nothing", "prefetch", "flat_map of pipes"])
+def test_a_position_in_a_pipe_is_not_saved(name: str, packing: str, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    data = b"0\n1\n2\n"
+    writer = threading.Thread(target=path.write_bytes, args=(gzip.compress(data) if packing else data,))
+    writer.start()
+    iterator = iter(AFTER_PIPES[name](Dataset.from_text_lines(path, packing)))
+    assert next(iterator) == b"0"
+    with pytest.raises(OSError, match=r"seek: .*pipe"):  # of GZIP files it was saved, and not restored
+        iterator.get_state()
+    assert list(iterator) == [b"1", b"2"]
+    writer.join()
+
+
+def test_an_interrupt_in_the_wait_for_a_prefetched_line_of_a_pipe_loses_none(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    more = threading.Event()
+
+    def write() -> None:
+        with path.open("wb", buffering=0) as pipe:
+            pipe.write(b"0\n1\n")
+            more.wait(20)
+            pipe.write(b"2\n3\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    iterator = iter(Dataset.from_text_lines(path).prefetch(2))
+    found = [next(iterator), next(iterator)]
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    more.set()
+    assert [*found, *iterator] == [b"0", b"1", b"2", b"3"]
     writer.join()
 
 
@@ -247,17 +305,20 @@ def test_the_end_before_that_of_a_source_without_positions(tmp_path: Path) -> No
     writer.join()
 
 
-def test_a_pipe_is_not_read_again_after_an_interrupt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("taken", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_pipe_is_not_read_again_after_an_interrupt(prefetch: int, taken: int, tmp_path: Path) -> None:
     """It would be opened again, and wait for another writer for ever."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_bytes, args=(b"0\n1\n2\n3\n4\n",))
     writer.start()
-    iterator = iter(Dataset.from_text_lines(path).map(once(2)))
-    assert [int(next(iterator)) for _ in range(2)] == [0, 1]
-    writer.join()
+    dataset = Dataset.from_text_lines(path).map(once(taken))
+    iterator = iter(dataset.prefetch(prefetch) if prefetch else dataset)
+    assert [int(next(iterator)) for _ in range(taken)] == list(range(taken))
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
+    writer.join()
     for _ in range(2):
         with pytest.raises(InputError, match=r"has no position.*Illegal seek|closed|after it raised"):
             next(iterator)

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from mirrored._jax.trees import tree_map
 from mirrored.data.calling import close_each, close_iterator, close_or_leave, closed_meanwhile, no_end
 from mirrored.data.elements import Element, joined
+from mirrored.data.no_position import checked
 from mirrored.data.placement import batch_size
 from mirrored.errors import ArgumentError, InputError
 
@@ -245,6 +246,7 @@ class SequenceCursor:
         return {"part": self._part, "seen": self._seen, "inner": inner}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        checked(state["inner"])  # opening a pipe again would wait for ever
         self.close()
         self._part, self._seen = state["part"], state["seen"]
         if state["inner"] is not None:

@@ -154,7 +154,10 @@ class _Raising(_Wrapper):
         if type(element) is not _Raised:
             return element
         if not isinstance(element.error, Exception):  # which leaves the iterator open: ends the thread until it goes on
-            self.set_state(self.get_state())
+            try:
+                self.set_state(self.get_state())
+            except OSError as error:  # of a pipe, which `RestartingCursor` does not read again
+                element.error.add_note(f"prefetch: the elements that were read ahead are lost: {error}")
         raise element.error
 
 

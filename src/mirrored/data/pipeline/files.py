@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import io
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from mirrored._typing import Array, HostArray
 from mirrored.data.cursors import Cursor, SequenceCursor, beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import crc32c
+from mirrored.data.no_position import NoPosition
 from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import CursorNode, Run
 from mirrored.data.specs import ArraySpec
@@ -91,6 +93,8 @@ class _FileCursor:
     def __init__(self, source: FileSource, path: str) -> None:
         self._source, self._path = source, path
         self._file = open_file(path, source.compression, source.called)
+        mode = os.stat(path).st_mode
+        self._can_seek = not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode))
         self._records = 0
 
     def __next__(self) -> Element:
@@ -106,6 +110,8 @@ class _FileCursor:
         return record
 
     def get_state(self) -> Any:
+        if not self._can_seek:
+            return NoPosition(self._path, self._records)
         return {"offset": self._file.tell(), "records": self._records}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
+from mirrored.data.no_position import checked
 from mirrored.errors import InputError
 
 _MARKS_APART: Final = 20
@@ -63,7 +64,7 @@ class RestartingCursor:
 
     def _set_mark(self, count: int) -> None:
         try:
-            self._mark, self._unmarked = (count, self._reading.get_state()), None
+            self._mark, self._unmarked = (count, checked(self._reading.get_state())), None
         except Exception as error:  # such as: a pipe has no position. It matters only after an interrupt
             self._unmarked = error
 
@@ -73,7 +74,7 @@ class RestartingCursor:
         if self._place != count and marked == count and position is not None:
             return position
         self._go_to(count)
-        return self._reading.get_state()
+        return checked(self._reading.get_state())
 
     def get_end(self, count: int) -> Any:
         """Returns the position after all elements, or the exception of a source without positions (`position_of`)."""
@@ -91,6 +92,7 @@ class RestartingCursor:
         if self._place == count:
             return
         self._place = None
+        self._unmarked = self._unmarked or _no_position(self._reading)
         if self._unmarked is not None:
             # Opening a pipe again would wait for ever, or lose what the first reader has read.
             raise _refuse_again(self._unmarked) from self._unmarked
@@ -110,6 +112,16 @@ class RestartingCursor:
     def close(self) -> None:
         """Closes the pipeline."""
         self._reading.close()
+
+
+def _no_position(reading: Cursor) -> OSError | None:
+    try:
+        checked(reading.get_state())
+    except OSError as error:
+        return error
+    except Exception:  # the interrupt may have left the iterator between two elements
+        return None
+    return None
 
 
 def _refuse_again(error: Exception) -> InputError:
