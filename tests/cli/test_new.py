@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import mirrored as mr
 from mirrored.cli import main
+from mirrored.cli.new import project
 from mirrored.cli.new.project import FRAMEWORKS, create_project
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,32 @@ def test_figures_for_programs(tmp_path):
 def test_an_empty_folder_is_used(tmp_path):
     (tmp_path / "spirals").mkdir()
     assert new(str(tmp_path / "spirals")).exit_code == 0
+
+
+@pytest.mark.parametrize("through", ["the working directory", "a link"])
+def test_an_empty_folder_is_filled_and_not_replaced(tmp_path, monkeypatch, through):
+    """A shell in a folder that was replaced is in no folder: its next command would not find the project."""
+    place = tmp_path / "spirals"
+    place.mkdir(mode=0o700)
+    before = place.stat()
+    if through == "a link":
+        (tmp_path / "link").symlink_to(place)
+    monkeypatch.chdir(place)
+    done = new("." if through == "the working directory" else str(tmp_path / "link"))
+    assert done.exit_code == 0, done.output
+    assert sorted(os.listdir(".")) == FILES
+    assert (place.stat().st_ino, place.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert (
+        f'name = "{"spirals" if through == "the working directory" else "link"}"' in Path("pyproject.toml").read_text()
+    )
+
+
+def test_a_file_that_appears_meanwhile_stays_and_the_others_are_removed(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("mine")
+    monkeypatch.setattr(project, "_check", lambda _: None)
+    done = new(str(tmp_path))
+    assert done.exit_code == 1
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"train.py": "mine"}
 
 
 @pytest.mark.parametrize("what", ["a file in it", "a file"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import string
 import tempfile
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -43,7 +45,9 @@ FRAMEWORKS: Final = {
 def create_project(directory: Path, framework: str) -> list[Path]:
     """Creates a project in a new or empty folder.
 
-    The files are written to a folder beside it, which is renamed at the end: an error leaves no part of a project.
+    The files of a new folder are written to a folder beside it, which is renamed at the end. An empty folder is filled,
+    and not replaced: it can be the working directory of a shell, a mount point, or the target of a link. An error leaves
+    no part of a project.
 
     Args:
         directory: The folder of the project. Its parent must exist.
@@ -57,16 +61,9 @@ def create_project(directory: Path, framework: str) -> list[Path]:
     """
     directory = directory.absolute()
     _check(directory)
+    files = _files(os.path.basename(os.path.abspath(directory)), framework)
     try:
-        written = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        try:
-            for name, text in _files(directory.name, framework).items():
-                (written / name).write_text(text, encoding="utf-8")
-            written.chmod(0o755)  # `mkdtemp` makes folders that only their owner can read
-            written.rename(directory)
-        except BaseException:
-            shutil.rmtree(written, ignore_errors=True)
-            raise
+        (_fill if directory.is_dir() else _create)(directory, files)
     except OSError as error:
         raise ArgumentError(
             _CALLED,
@@ -75,6 +72,33 @@ def create_project(directory: Path, framework: str) -> list[Path]:
             remedy="create its parent folder, or choose another one",
         ) from error
     return sorted(directory.iterdir())
+
+
+def _create(directory: Path, files: Mapping[str, str]) -> None:
+    """Creates a folder with the given files."""
+    written = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        for name, text in files.items():
+            (written / name).write_text(text, encoding="utf-8")
+        written.chmod(0o755)  # `mkdtemp` makes folders that only their owner can read
+        written.rename(directory)
+    except BaseException:
+        shutil.rmtree(written, ignore_errors=True)
+        raise
+
+
+def _fill(directory: Path, files: Mapping[str, str]) -> None:
+    """Writes the given files into an empty folder; replaces no file that another program has created meanwhile."""
+    written: list[Path] = []
+    try:
+        for name, text in files.items():
+            with (directory / name).open("x", encoding="utf-8") as file:
+                written.append(directory / name)
+                file.write(text)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _check(directory: Path) -> None:
