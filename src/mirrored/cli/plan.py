@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
+import io
 import json
 import math
 import os
 import re
-import runpy
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,16 +175,22 @@ def as_data(plan: ScalingPlan, failures: FailurePlan | None = None) -> list[dict
 
 
 def _run(program: Path, arguments: list[str]) -> None:
-    before = sys.argv, list(sys.path)
+    before = sys.argv, list(sys.path), sys.modules["__main__"]
+    path = os.path.join(os.getcwd(), program)  # `python train.py` makes `__file__` absolute, and not the arguments
+    main_module = types.ModuleType("__main__")
+    main_module.__file__, main_module.__loader__ = path, importlib.machinery.SourceFileLoader("__main__", path)
     sys.argv = [str(program), *arguments]
     sys.path.insert(0, str(program.resolve().parent))
+    sys.modules["__main__"] = main_module
     try:
-        runpy.run_path(str(program), run_name="__main__")
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, main_module.__dict__)
     except SystemExit as ended:  # `sys.exit(main())` at the end of a program
         if ended.code not in (None, 0):
             raise
     finally:
-        sys.argv, sys.path[:] = before
+        sys.argv, sys.path[:], sys.modules["__main__"] = before
 
 
 def _print(plan: ScalingPlan) -> None:

@@ -10,6 +10,7 @@ Then it ends without waiting for the other workers.
 from __future__ import annotations
 
 import ctypes
+import importlib.machinery
 import importlib.util
 import io
 import os
@@ -69,14 +70,15 @@ def _die_with_the_launcher() -> None:
 
 
 def _loaded_file(arguments: list[str]) -> tuple[types.CodeType, types.ModuleType]:
-    path = arguments[0]
+    # As for `python train.py`: the file's name is absolute, and that in the arguments as it was given.
+    path = os.path.join(os.getcwd(), arguments[0])
     sys.argv = arguments
-    _look_first_in(os.path.dirname(os.path.abspath(path)))
-    with io.open_code(os.path.abspath(path)) as file:
+    _look_first_in(os.path.dirname(os.path.realpath(path)))
+    with io.open_code(path) as file:
         # Otherwise the future statements of this file would apply to the program, too.
         code: Any = compile(file.read(), path, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
-    module.__file__ = path
+    module.__file__, module.__loader__ = path, importlib.machinery.SourceFileLoader("__main__", path)
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     return code, module
 
@@ -106,6 +108,7 @@ def _loaded_module(arguments: list[str]) -> tuple[types.CodeType, types.ModuleTy
         )
     module = types.ModuleType("__main__")
     module.__file__, module.__spec__, module.__package__ = found.origin, found, found.parent
+    module.__loader__ = found.loader
     sys.argv = [found.origin or name, *arguments[1:]]
     return code, module
 
