@@ -80,7 +80,14 @@ def test_several_tasks_on_a_node_share_its_gpus(slurm):
 
 @pytest.mark.parametrize(
     ("local", "visible", "expected"),
-    [("", "4,5,6,7", "6,7"), ("0", "4,5,6,7", "4,5"), ("1", "4, 5,6,7", "6,7"), ("1", "", "2,3"), ("1", "0,1", "0,1")],
+    [
+        ("", "4,5,6,7", "6,7"),
+        ("0", "4,5,6,7", "4,5"),
+        ("1", "4, 5,6,7", "6,7"),
+        ("1", "", "2,3"),
+        ("1", "0,1", "0,1"),
+        ("1", "0,1,-1,3", "0,1"),
+    ],
 )
 def test_a_task_gets_gpus_that_slurm_has_assigned_by_its_place_on_the_node(
     slurm, monkeypatch, local, visible, expected

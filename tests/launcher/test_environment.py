@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -10,6 +11,15 @@ from mirrored.launcher.job import Job
 
 ADDRESSES = ["127.0.0.1:1001", "127.0.0.1:1002"]
 CPU = {"JAX_PLATFORMS": "cpu", "HOME": "/home/me"}
+
+
+@pytest.fixture
+def cuda(tmp_path, monkeypatch):
+    """Makes JAX find a plugin for CUDA."""
+    (tmp_path / "path" / "jax_plugins" / "xla_cuda13").mkdir(parents=True)
+    (tmp_path / "path" / "jax_plugins" / "xla_cuda13" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    monkeypatch.delitem(sys.modules, "jax_plugins", raising=False)
 
 
 def test_a_worker_learns_its_place_and_its_devices():
@@ -51,7 +61,7 @@ def test_a_cluster_that_the_user_has_set_stays():
     assert worker_environment(Job(program="train.py"), 0, ADDRESSES[:1], base=base)["TF_CONFIG"] == "{}"
 
 
-def test_gpus_are_dealt_out():
+def test_gpus_are_dealt_out(cuda):
     job = Job(program="train.py", workers=2)
     base = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     assert [worker_environment(job, r, ADDRESSES, base=base)["CUDA_VISIBLE_DEVICES"] for r in (0, 1)] == ["4,5", "6,7"]
@@ -61,14 +71,14 @@ def test_gpus_are_dealt_out():
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_too_few_gpus(workers):
+def test_too_few_gpus(cuda, workers):
     job = Job(program="train.py", workers=workers, replicas_per_worker=3)
     with pytest.raises(DeviceError, match=rf"2 GPUs \(0, 1\) for {workers} workers with 3 replicas each"):
         worker_environment(job, 0, ADDRESSES, base={"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_that_can_join_an_elastic_job_have_gpus_of_their_own(workers):
+def test_workers_that_can_join_an_elastic_job_have_gpus_of_their_own(cuda, workers):
     job = Job(program="train.py", workers=workers, elastic=True, max_workers=4)
     base = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     assert [worker_environment(job, slot, [], base=base)["CUDA_VISIBLE_DEVICES"] for slot in range(4)] == list("0123")
@@ -76,7 +86,7 @@ def test_workers_that_can_join_an_elastic_job_have_gpus_of_their_own(workers):
         worker_environment(job, 0, [], base={"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
-def test_gpus_are_found_without_starting_jax(tmp_path):
+def test_gpus_are_found_without_starting_jax(tmp_path, cuda):
     for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     assert visible_gpus({}, tmp_path) == ["0", "2", "10"]
@@ -85,6 +95,19 @@ def test_gpus_are_found_without_starting_jax(tmp_path):
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": " 0, 2 ,"}, tmp_path) == ["0", "2"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": " "}, tmp_path) == []
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, tmp_path) == ["0"], "CUDA ignores what follows -1"
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1,0"}, tmp_path) == []
+
+
+def test_gpus_that_jax_has_no_plugin_for_are_left_out(tmp_path, monkeypatch):
+    """JAX computes on the CPU then, so `--replicas 2` means two virtual devices."""
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("mirrored.launcher.environment.has_cuda_plugin", lambda: False)
+    assert visible_gpus({}, tmp_path) == []
+    assert visible_gpus({"JAX_PLATFORMS": "cuda"}, tmp_path) == ["0"], "JAX names what is missing"
+    job = Job(program="train.py", replicas_per_worker=2)
+    environment = worker_environment(job, 0, [], base={"CUDA_VISIBLE_DEVICES": "0,1", "HOME": "/home/me"})
+    assert (environment["MIRRORED_VIRTUAL_DEVICES"], environment["CUDA_VISIBLE_DEVICES"]) == ("2", "0,1")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -219,7 +220,18 @@ def _place_on_node() -> int | None:
 def _named_gpus() -> list[str] | None:
     """Returns the GPUs in CUDA_VISIBLE_DEVICES, such as those that Slurm has assigned; None if it is not set."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if named is None else [one.strip() for one in named.split(",") if one.strip()]
+    return None if named is None else gpus_in(named)
+
+
+def gpus_in(visible_devices: str) -> list[str]:
+    """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names; CUDA ignores what follows an invalid name.
+
+    Example:
+        >>> gpus_in("0, 2,-1,3"), gpus_in("-1")
+        (['0', '2'], [])
+    """
+    names = (name.strip() for name in visible_devices.split(","))
+    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
 def _number_of_gpus(named: list[str] | None) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import os
+import pkgutil
 import platform
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from mirrored import settings
+from mirrored.cluster.slurm import gpus_in
 from mirrored.errors import DeviceError
 from mirrored.launcher.job import Job
 
@@ -160,12 +164,23 @@ def _devices(job: Job, local_rank: int, base: Mapping[str, str]) -> dict[str, st
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """Returns the names of this machine's NVIDIA GPUs for CUDA_VISIBLE_DEVICES, without starting JAX."""
+    """Returns the names of this machine's NVIDIA GPUs for CUDA_VISIBLE_DEVICES, without starting JAX.
+
+    Returns an empty list if JAX will not use them: JAX_PLATFORMS excludes them, or JAX has no plugin for CUDA.
+    """
     platforms = environment.get("JAX_PLATFORMS", "")
-    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+    if not ({"cuda", "gpu"} & set(platforms.split(",")) if platforms else has_cuda_plugin()):
         return []
     if _VISIBLE in environment:
-        names = [name.strip() for name in environment[_VISIBLE].split(",")]
-        return [name for name in names if name not in ("", "-1")]
+        return gpus_in(environment[_VISIBLE])
     numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia*"))
     return sorted((number for number in numbers if number.isdecimal()), key=int)
+
+
+def has_cuda_plugin() -> bool:
+    """Returns whether JAX will find a plugin for CUDA, in the places where it looks for plugins, without starting it."""
+    found = importlib.util.find_spec("jax_plugins")
+    folders = [] if found is None else found.submodule_search_locations or []
+    names = [one.name for one in pkgutil.iter_modules(folders)]
+    names += [one.value for one in importlib.metadata.entry_points(group="jax_plugins")]
+    return any("cuda" in name for name in names)
