@@ -19,6 +19,7 @@ from mirrored.perf_model import (
     make_plan,
 )
 from mirrored.perf_model.bottleneck import bottleneck
+from mirrored.perf_model.measurement import Parts
 from mirrored.perf_model.prediction import ASSUMED
 from perf_model.steps import PARAMETERS_BYTES, program
 
@@ -130,6 +131,15 @@ def test_the_step_itself_is_not_run_for_its_prediction(observation, bench, monke
 
     monkeypatch.setattr(Function, "__call__", never)
     assert plan(observation, [2, 4], bench, shared=True).predictions[1].replicas == 4
+
+
+def test_replicas_that_share_a_machine_of_accelerators_may_be_fewer_than_its_devices(observation, bench, monkeypatch):
+    """Only the all-reduces of these replicas are measured, not that of all eight devices."""
+    monkeypatch.setattr(Parts, "is_network", True)
+    made = plan(observation, [1, 4], bench, network=None, shared=True)
+    assert {devices for devices, _, _ in bench.summed} == {4}
+    assert made.network is None
+    assert made.predictions[1].exchange_seconds == pytest.approx(12 * MILLI)
 
 
 def test_more_replicas_than_devices_take_turns(observation, bench):

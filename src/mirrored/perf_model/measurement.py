@@ -56,6 +56,7 @@ class Parts:
         report: ReportProgress,
     ) -> None:
         self.step = step
+        self.here = here
         self._instruments = instruments
         self._compute_benchmarks: dict[tuple[int, int], ComputeBenchmark] = {}
         self._allreduce_benchmarks: dict[int, AllReduceBenchmark] = {}
