@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from mirrored.errors import ArgumentError, DeviceError
-from mirrored.launcher.environment import visible_gpus, worker_environment
+from mirrored.errors import ArgumentError, ClusterError, DeviceError
+from mirrored.launcher.environment import check_cluster, visible_gpus, worker_environment
 from mirrored.launcher.job import Job
 
 ADDRESSES = ["127.0.0.1:1001", "127.0.0.1:1002"]
@@ -59,6 +59,27 @@ def test_a_launcher_that_a_worker_of_another_job_has_started_does_not_pass_on_it
 def test_a_cluster_that_the_user_has_set_stays():
     base = {**CPU, "TF_CONFIG": "{}"}
     assert worker_environment(Job(program="train.py"), 0, ADDRESSES[:1], base=base)["TF_CONFIG"] == "{}"
+
+
+_TWO_MACHINES = json.dumps(
+    {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 1}}
+)
+
+
+@pytest.mark.parametrize("options", [{"workers": 2}, {"elastic": True}])
+def test_a_cluster_of_several_machines_is_not_replaced_by_workers_of_one(options):
+    """The other machine would wait for this one, which trains a model of its own."""
+    job = Job(program="train.py", **options)
+    with pytest.raises(ClusterError, match="TF_CONFIG: process worker 1 of 2"):
+        check_cluster(job, {"TF_CONFIG": _TWO_MACHINES})
+    check_cluster(job, {})
+    check_cluster(job, {"TF_CONFIG": "{}"})
+    check_cluster(job, {"TF_CONFIG": _TWO_MACHINES, "MIRRORED_RESTART": "0"})  # of a worker of another job
+
+
+@pytest.mark.parametrize("options", [{}, {"nodes": 2, "node_rank": 1, "coordinator": "host0:1", "workers": 2}])
+def test_one_process_joins_the_cluster_and_options_may_name_the_machines(options):
+    check_cluster(Job(program="train.py", **options), {"TF_CONFIG": _TWO_MACHINES})
 
 
 def test_gpus_are_dealt_out(cuda):

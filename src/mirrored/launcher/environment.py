@@ -17,8 +17,9 @@ from typing import Final
 
 from mirrored import settings
 from mirrored.cluster.slurm import gpus_in
-from mirrored.errors import DeviceError
+from mirrored.errors import ClusterError, DeviceError
 from mirrored.launcher.job import Job
+from mirrored.topology.independent_processes import evidence_of_several
 
 # The persistent compilation cache of `mirrored run`: its location and its size limit.
 
@@ -135,6 +136,27 @@ def worker_environment(
     return chosen
 
 
+def check_cluster(job: Job, environment: Mapping[str, str]) -> None:
+    """Raises an error if the workers of a job on one machine would replace the cluster that TF_CONFIG describes.
+
+    Raises:
+        ClusterError: TF_CONFIG has other processes, and the job several workers or changing ones.
+    """
+    keeps = job.workers == 1 and not job.elastic  # a single process gets the TF_CONFIG of the user
+    evidence = evidence_of_several({"TF_CONFIG": environment.get("TF_CONFIG", "")})
+    if keeps or job.nodes > 1 or evidence is None or "TF_CONFIG" in _of_outer_job(environment):
+        return
+    raise ClusterError(
+        "mirrored run",
+        found=f"{'--elastic' if job.elastic else f'--workers {job.workers}'} was given, and TF_CONFIG has a cluster of "
+        f"several processes ({evidence.text})",
+        rule="the workers of `mirrored run` on one machine are a whole job, for which it sets TF_CONFIG; the machines "
+        "of the other cluster would wait for this one",
+        remedy="omit --workers and --elastic to start this one task of TF_CONFIG; pass --nodes, --node-rank and "
+        "--coordinator for several workers on each machine; or unset TF_CONFIG",
+    )
+
+
 def _of_outer_job(base: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the variables of another job, if a worker of that job has started this launcher."""
     internal = (settings.ELASTIC.name, settings.COPY_FDS.name, settings.LAUNCHER_FD.name)
@@ -178,7 +200,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 
 
 def has_cuda_plugin() -> bool:
-    """Returns whether JAX will find a plugin for CUDA, in the places where it looks for plugins, without starting it."""
+    """Returns whether JAX will find a plugin for CUDA, without starting JAX: looks in the same places."""
     found = importlib.util.find_spec("jax_plugins")
     folders = [] if found is None else found.submodule_search_locations or []
     names = [one.name for one in pkgutil.iter_modules(folders)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mirrored.launcher.coordination import Coordination, SingleMachine
 from mirrored.launcher.elastic import ElasticSupervisor
-from mirrored.launcher.environment import DIRECTORY_VARIABLE, tidy, worker_environment
+from mirrored.launcher.environment import DIRECTORY_VARIABLE, check_cluster, tidy, worker_environment
 from mirrored.launcher.job import Job
 from mirrored.launcher.output import Output
 from mirrored.launcher.rendezvous import LauncherRendezvous
@@ -26,10 +26,12 @@ def run_job(job: Job) -> int:
 
     Raises:
         ArgumentError: The options of the job are wrong or contradict each other.
+        ClusterError: TF_CONFIG has another cluster.
         DeviceError: The machine has fewer accelerators than the workers need.
         RendezvousError: The rendezvous of the launchers of several machines failed.
     """
     job.check()
+    check_cluster(job, os.environ)
     _open_standard_streams()
     if job.compile_cache:
         directory = worker_environment(job, job.ranks.start, [])[DIRECTORY_VARIABLE]
