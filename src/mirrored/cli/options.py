@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
-from mirrored.errors import ArgumentError
+from mirrored.errors import AllocationError, ArgumentError
+
+if TYPE_CHECKING:
+    from mirrored.launcher import Job
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -36,7 +41,16 @@ def job_options(command: Command) -> Command:
     def checked(*arguments: Any, coordinator: str | None, **options: Any) -> Any:
         context = click.get_current_context()
         # A script may pass --nodes 1.
-        if coordinator is not None and context.get_parameter_source("nodes") is ParameterSource.DEFAULT:
+        has_nodes = context.get_parameter_source("nodes") is not ParameterSource.DEFAULT
+        if context.get_parameter_source("node_rank") is not ParameterSource.DEFAULT and not has_nodes:
+            raise ArgumentError(
+                f"mirrored {context.info_name}",
+                found=f"--node-rank {options['node_rank']} was given without --nodes",
+                rule="--node-rank is the index of this machine among several, whose number is --nodes; a scheduler "
+                "such as Slurm gives both",
+                remedy="pass --nodes and --coordinator, too, or omit --node-rank",
+            )
+        if coordinator is not None and not has_nodes:
             raise ArgumentError(
                 f"mirrored {context.info_name}",
                 found=f"--coordinator {coordinator} was given without --nodes",
@@ -46,3 +60,28 @@ def job_options(command: Command) -> Command:
         return command(*arguments, coordinator=coordinator, **options)
 
     return cast(Command, checked)
+
+
+def placed(job: Job) -> Job:
+    """Returns the job with the machines that a scheduler such as Slurm gives, unless options name the machines.
+
+    Raises:
+        AllocationError: The scheduler has started several launchers, and ``--nodes 1`` was given or nothing says how to
+            reach the others.
+    """
+    from mirrored.launcher import detect
+
+    place = detect(os.environ) if job.nodes == 1 and job.coordinator is None else None
+    if place is None:
+        return job
+    context = click.get_current_context(silent=True)
+    if context is not None and context.get_parameter_source("nodes") is ParameterSource.COMMANDLINE:
+        raise AllocationError(
+            f"mirrored {context.info_name}",
+            found=f"--nodes 1 was given, and {place.scheduler} has started {place.nodes} launchers, of which this is "
+            f"number {place.node_rank}",
+            rule="--nodes must be the number of launchers of the job, each of which counts as a machine",
+            remedy=f"omit --nodes to start one job, or pass --nodes {place.nodes}, --node-rank and --coordinator; for "
+            "independent jobs unset the variables of the scheduler",
+        )
+    return dataclasses.replace(job, nodes=place.nodes, node_rank=place.node_rank, coordinator=place.coordinator)

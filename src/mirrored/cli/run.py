@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from typing import NoReturn
 
+from mirrored.cli.options import placed
 from mirrored.errors import ArgumentError
-from mirrored.launcher import Job, detect, run_job
+from mirrored.launcher import Job, run_job
 
 
 def run(job: Job, *, replicas: int | None) -> NoReturn:
@@ -29,7 +29,6 @@ def run(job: Job, *, replicas: int | None) -> NoReturn:
                 remedy="pass one of them",
             )
         job = dataclasses.replace(job, replicas_per_worker=replicas)
-    place = detect(os.environ) if job.nodes == 1 and job.coordinator is None and replicas is None else None
-    if place is not None:
-        job = dataclasses.replace(job, nodes=place.nodes, node_rank=place.node_rank, coordinator=place.coordinator)
+    if replicas is None:
+        job = placed(job)
     sys.exit(run_job(job))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from mirrored.launcher import Job, detect, run_job
+from mirrored.cli.options import placed
+from mirrored.launcher import Job, run_job
 
 
 def run_doctor(job: Job, folder: Path | None, *, as_json: bool = False) -> NoReturn:
@@ -22,9 +22,7 @@ def run_doctor(job: Job, folder: Path | None, *, as_json: bool = False) -> NoRet
         as_json: Whether to print JSON, on the machine of worker 0; what the workers print goes to standard error.
     """
     job = dataclasses.replace(job, arguments=() if folder is None else ("--checkpoints", str(folder.absolute())))
-    place = detect(os.environ) if job.nodes == 1 and job.coordinator is None else None
-    if place is not None:
-        job = dataclasses.replace(job, nodes=place.nodes, node_rank=place.node_rank, coordinator=place.coordinator)
+    job = placed(job)
     if not as_json:
         sys.exit(run_job(job))
     if job.num_workers == 1:  # this process becomes the program

@@ -46,8 +46,8 @@ def create_project(directory: Path, framework: str) -> list[Path]:
     """Creates a project in a new or empty folder.
 
     The files of a new folder are written to a folder beside it, which is renamed at the end. An empty folder is filled,
-    and not replaced: it can be the working directory of a shell, a mount point, or the target of a link. An error leaves
-    no part of a project.
+    and not replaced: it can be the working directory of a shell, a mount point, or the target of a link. An error
+    leaves no part of a project.
 
     Args:
         directory: The folder of the project. Its parent must exist.
