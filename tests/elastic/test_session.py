@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import mirrored as mr
@@ -26,6 +28,16 @@ def test_without_a_launcher_the_function_is_called_once_and_restores_what_it_say
     assert train(5, start=3) == 5
     assert calls == [(1, 1)]
     assert train.__name__ == "train"
+
+
+def test_without_elastic_a_session_has_the_number_of_workers_of_the_job(monkeypatch):
+    """`mirrored run --workers 2` without --elastic: the function is called once, on both workers."""
+    cluster = {"chief": ["h0:1"], "worker": ["h1:1"], "evaluator": ["h2:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+    assert elastic.run(lambda session: session.num_workers)() == 2
+    monkeypatch.setattr(distributed, "is_connected", lambda: True)
+    monkeypatch.setattr(distributed, "num_processes", lambda: 3)
+    assert elastic.run(lambda session: session.num_workers)() == 3
 
 
 def test_an_exception_of_the_function_is_raised():

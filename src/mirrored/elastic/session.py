@@ -12,6 +12,8 @@ from mirrored._jax import distributed, recovery
 from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.cluster.elastic_job import declare_elastic
+from mirrored.cluster.tasks import training_tasks
+from mirrored.cluster.tf_config import TFConfigClusterResolver
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.elastic.link import Link, Place, is_elastic_worker
 from mirrored.elastic.pace import Pace
@@ -29,7 +31,6 @@ class Session:
 
     Attributes:
         epoch: How many times the workers have changed, plus 1.
-        num_workers: The number of workers now.
 
     Example:
         >>> from mirrored.checkpoint import Checkpoint
@@ -49,12 +50,23 @@ class Session:
 
     def __init__(self, place: Place | None, snapshots: Snapshots | None, link: Link | None, every: int | None) -> None:
         self.epoch = 1 if place is None else place.epoch
-        self.num_workers = 1 if place is None else place.num_workers
         self._place, self._snapshots, self._link, self._every = place, snapshots, link, every
         self._checkpoint: Checkpoint | None = None
         self._steps = 0
         self._has_stepped = False
         self._pace = Pace(every, 0, _proposals)
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers now; without ``--elastic`` that of the job, as far as it is known before it is formed.
+
+        Before the strategy of a job is created, TF_CONFIG tells it, which `mirrored run` sets.
+        """
+        if self._place is not None:
+            return self._place.num_workers
+        if distributed.is_connected():
+            return distributed.num_processes()
+        return max(1, len(training_tasks(TFConfigClusterResolver().cluster_spec())))
 
     def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], T] | None = None) -> T | None:
         """Restores the newest snapshot that any worker has; calls `otherwise` if no worker has a snapshot.
