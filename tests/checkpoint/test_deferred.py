@@ -574,3 +574,78 @@ def test_the_error_of_one_checkpoint_leaves_the_values_of_another(tmp_path):
     assert float(b.numpy()) == 5.0
     with pytest.raises(CheckpointMismatchError):
         a.numpy()
+
+
+class Pair(tf.Module):
+    """An object whose variables are created one by one."""
+
+    def __init__(self, **values):
+        super().__init__()
+        for name, value in values.items():
+            setattr(self, name, mr.Variable(value))
+
+
+def saved_pair(path, **values):
+    return Checkpoint(m=Pair(**values)).write(path)
+
+
+def test_a_restore_leaves_what_an_earlier_one_waits_for(tmp_path):
+    """As in TensorFlow: the newest restore that has an object's value wins."""
+    first = saved_pair(tmp_path / "first", x=1.0, y=2.0, z=3.0)
+    second, third = saved_pair(tmp_path / "second", x=10.0, z=30.0), saved_pair(tmp_path / "third", x=100.0)
+    module = Pair(x=0.0)
+    checkpoint = Checkpoint(m=module)
+    for path, expected in ((first, 1.0), (second, 10.0), (third, 100.0)):
+        checkpoint.restore(path).expect_partial()
+        assert float(module.x.numpy()) == expected
+    module.z = mr.Variable(0.0)
+    assert float(module.z.numpy()) == 30.0
+    module.y = mr.Variable(0.0)
+    assert float(module.y.numpy()) == 2.0
+    module.x = module.y = mr.Variable(7.0)
+    assert float(module.x.numpy()) == 7.0, "each value is restored once"
+
+
+def test_what_earlier_restores_wait_for_is_saved_too(tmp_path):
+    module = Pair(x=0.0)
+    checkpoint = Checkpoint(m=module)
+    checkpoint.restore(saved_pair(tmp_path / "first", x=1.0, y=2.0)).expect_partial()
+    checkpoint.restore(saved_pair(tmp_path / "second", x=10.0, z=30.0)).expect_partial()
+    path = checkpoint.write(tmp_path / "third")
+    whole = Pair(x=0.0, y=0.0, z=0.0)
+    Checkpoint(m=whole).restore(path).assert_consumed()
+    assert [float(one.numpy()) for one in (whole.x, whole.y, whole.z)] == [10.0, 2.0, 30.0]
+
+
+def test_a_failed_restore_leaves_what_earlier_ones_wait_for(tmp_path):
+    module = Pair(x=0.0)
+    checkpoint = Checkpoint(m=module)
+    checkpoint.restore(saved_pair(tmp_path / "first", x=1.0, y=2.0)).expect_partial()
+    with pytest.raises(CheckpointMismatchError):
+        checkpoint.restore(saved_pair(tmp_path / "second", x=[1.0, 2.0], y=20.0))
+    module.y = mr.Variable(0.0)
+    assert float(module.y.numpy()) == 2.0
+
+
+def test_restores_of_the_same_names_do_not_add_up(tmp_path):
+    """An evaluator restores one checkpoint after another, and never creates the state of the training."""
+    module = Pair(x=0.0)
+    checkpoint = Checkpoint(m=module)
+    for number in range(3):
+        checkpoint.restore(saved_pair(tmp_path / f"c{number}", x=float(number), y=2.0)).expect_partial()
+    assert len(checkpoint._restoration._restorations) == 1
+    shutil.rmtree(tmp_path / "c0")
+    module.y = mr.Variable(0.0)
+    assert float(module.y.numpy()) == 2.0
+    assert checkpoint._restoration is None
+
+
+def test_a_variable_that_was_created_between_two_restores_is_restored_from_the_first(tmp_path):
+    first, second = ({"x": mr.Variable(1.0), "y": mr.Variable(2.0)}, {"x": mr.Variable(10.0)})
+    paths = [Checkpoint(d=one).write(tmp_path / str(len(one))) for one in (first, second)]
+    held = {"x": mr.Variable(0.0)}
+    checkpoint = Checkpoint(d=held)
+    checkpoint.restore(paths[0]).expect_partial()
+    held["y"] = mr.Variable(0.0)
+    checkpoint.restore(paths[1]).expect_partial()
+    assert (float(held["x"].numpy()), float(held["y"].numpy())) == (10.0, 2.0)

@@ -24,6 +24,7 @@ from mirrored.checkpoint.places import Attribute, Place, Root, refuse_private
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
 from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
+from mirrored.checkpoint.succession import Succession
 from mirrored.checkpoint.writing import Writer, actual, check_replaceable, write
 from mirrored.errors import ArgumentError, CheckpointError
 from mirrored.runtime import hooks
@@ -87,7 +88,7 @@ class Checkpoint:
     _series: SeriesLock | None  # lock on the series of checkpoints that `save` numbers
     _saved: dict[str, set[str]]  # by the method that saves: what it has saved and was not assigned since
     _told: set[str]  # the parts and sets for which a warning was logged
-    _restoration: Restoration | None  # the restore that waits for new state
+    _restoration: Succession | None  # the restores that wait for new state
     _keepers: list[Any]  # objects that keep this checkpoint alive until the restore is complete
 
     def __init__(self, root: object = None, /, **parts: object) -> None:
@@ -313,9 +314,9 @@ class Checkpoint:
         Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
         weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
         attributes, parts, and items of lists and dicts that are parts. This continues until everything in the
-        checkpoint is restored, the next restore succeeds, or the objects are garbage-collected. A checkpoint that is
-        saved meanwhile also contains the values that are not restored yet, of the existing parts: a program that is
-        interrupted before it has built its model loses nothing.
+        checkpoint is restored, or the objects are garbage-collected; the next restore takes over the names that it has.
+        A checkpoint that is saved meanwhile also contains the values that are not restored yet, of the existing parts:
+        a program that is interrupted before it has built its model loses nothing.
 
         Variables, lists, dicts and objects with attributes are restored in place. Tuples and frozen dataclasses, such
         as a `TrainState` of arrays, cannot be changed, so the checkpoint gets a new one, and a warning is logged:
@@ -369,11 +370,14 @@ class Checkpoint:
         except BaseException:
             self._restoration = waiting
             raise
-        self._stop_waiting()
         log_replaced(called, before, self._parts)
-        if not restoration.is_over():
-            self._restoration = restoration
-            self._keepers = [one for one in self._look().visited.values() if can_keep(one)]
+        succession = (waiting or Succession()).followed_by(restoration)
+        if not succession.has_earlier:
+            self._stop_waiting()
+        if not succession.is_over():
+            self._restoration = succession
+            kept = [*self._keepers, *(one for one in self._look().visited.values() if can_keep(one))]
+            self._keepers = list({id(one): one for one in kept}.values())
             deferred.expect(self, self._keepers)
             hooks.connect()  # so that the frameworks' objects report new attributes
 

@@ -181,9 +181,10 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
         keepers: Objects that keep the checkpoint alive as long as they live.
     """
     key = id(checkpoint)
-    _waiting.pop(key, None)
+    # A checkpoint that still waits after an earlier restore goes on waiting for the variables created since that one.
+    _, since = _waiting.pop(key, (None, _fresh.count))
     # The newest restore comes last in the dict, so that its values overwrite those of earlier restores.
-    _waiting[key] = weakref.ref(checkpoint, lambda _: _forget(key)), _fresh.count
+    _waiting[key] = weakref.ref(checkpoint, lambda _: _forget(key)), since
     # Only these objects hold the checkpoint strongly, so deferred restoration ends when they are garbage-collected.
     for keeper in keepers:
         vars(keeper).setdefault(KEPT, _Kept())[key] = checkpoint

@@ -15,7 +15,7 @@ from mirrored.checkpoint.graph import SLOTS, Graph
 from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
-from mirrored.checkpoint.matching import COUNTER, Match, match
+from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
 from mirrored.checkpoint.objects import is_generated
 from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.sharing import own_position, settled
@@ -94,21 +94,40 @@ class Restoration:
         """
         self._restore(called, lambda name, leaf: True, strict=strict, first=True)
 
-    def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
+    def leave_to(self, newer: Restoration) -> None:
+        """Gives up the values of names in the program that a newer restore has, too."""
+        graph = self._look()
+        theirs, own = match(graph, newer._manifest), match(graph, self._manifest)
+        taken = {*theirs.pairs, *(one.name for one in theirs.misfits)} - self._done
+        self._late |= taken
+        self._used.update(source for name, (source, _) in own.pairs.items() if name in taken)
+        self._used.update(one.source for one in own.misfits if one.name in taken)
+
+    def has_more_than(self, newer: Restoration) -> bool:
+        """Returns whether it waits with values of names that a newer restore does not have."""
+        theirs = newer._manifest
+        return any(resolve(name, theirs) not in theirs.leaves for name in self._manifest.leaves.keys() - self._used)
+
+    def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> bool:
         """Restores variables and other state that the program has just created; does not change older state.
 
         Args:
             called: The function that the user called, for messages.
             wanted: From a name in the program and its leaf to whether it was just created.
 
+        Returns:
+            Whether there was such state.
+
         Raises:
             CheckpointMismatchError: Kinds, shapes or dtypes differ.
             DamagedCheckpointError: The files were changed or damaged after they were written.
         """
-        if ambient().replica is not None or ambient().store is not None:
-            self._give_up(wanted)
-        elif self._new_names(wanted):
+        new = self._new_names(wanted)
+        if new and (ambient().replica is not None or ambient().store is not None):
+            self._give_up(new)
+        elif new:
             self._restore(called, wanted, strict=False, first=False)
+        return bool(new)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
         """Returns a new checkpoint's manifest plus the saved values that were not restored yet, so that none is lost.
@@ -146,7 +165,7 @@ class Restoration:
             leaves={**manifest.leaves, **{name: self._held[name] for name in names}},
             aliases={**aliases, **manifest.aliases},
             groups={**manifest.groups, **groups},
-            carried=names,
+            carried=[*manifest.carried, *names],
         )
 
     def _hold(self, names: list[str]) -> bool:
@@ -177,14 +196,12 @@ class Restoration:
     def _is_new(self, name: str) -> bool:
         return name not in self._done and name not in self._late
 
-    def _give_up(self, wanted: Callable[[str, Leaf], bool]) -> None:
-        new = self._new_names(wanted)
-        if new:
-            self._late.update(new)
-            _log.warning(
-                "state created in a step after the restore of %s keeps its initial value: %s; create it before",
-                self._directory, ", ".join(new[:5]),
-            )  # fmt: skip
+    def _give_up(self, new: list[str]) -> None:
+        self._late.update(new)
+        _log.warning(
+            "state created in a step after the restore of %s keeps its initial value: %s; create it before",
+            self._directory, ", ".join(new[:5]),
+        )  # fmt: skip
 
     def _restore(self, called: str, wanted: Callable[[str, Leaf], bool], *, strict: bool, first: bool) -> None:
         graph = self._look()

@@ -1,0 +1,57 @@
+"""Several restores of one checkpoint that still wait for objects: the newest one that has an object's value wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mirrored.checkpoint.graph import Graph
+from mirrored.checkpoint.leaves import Leaf
+from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.restoring import Restoration
+
+
+class Succession:
+    """The restores of one `Checkpoint` object that still have values for objects that the program has not created.
+
+    A restore leaves what an earlier one waits for, except for the names that it has itself, as in TensorFlow.
+
+    Attributes:
+        has_earlier: Whether a restore waits that began before the newest one.
+    """
+
+    def __init__(self) -> None:
+        self._restorations: tuple[Restoration, ...] = ()  # the newest one first
+        self.has_earlier = False
+
+    def followed_by(self, newest: Restoration) -> Succession:
+        """Returns the succession with a restore that has begun; earlier ones give up the names that it has."""
+        for one in self._restorations:
+            one.leave_to(newest)
+        found = Succession()
+        # A program that restores one checkpoint after another keeps one restore, if all have the same names.
+        earlier = [one for one in self._restorations if one.has_more_than(newest)]
+        found._restorations = tuple(one for one in (newest, *earlier) if not one.is_over())
+        found.has_earlier = bool(earlier)
+        return found
+
+    def is_over(self) -> bool:
+        """Returns whether no restore has values that wait."""
+        return not self._restorations
+
+    def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
+        """Restores what the program has just created, each piece of state from the newest restore that has it.
+
+        The arguments and the errors are those of `Restoration.proceed`.
+        """
+        for number, one in enumerate(self._restorations):
+            if one.proceed(called, wanted):
+                for earlier in self._restorations[number + 1 :]:
+                    earlier.leave_to(one)
+        # Reading a variable restores further ones, so other restores may be over, too.
+        self._restorations = tuple(one for one in self._restorations if not one.is_over())
+
+    def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
+        """Returns a new checkpoint's manifest plus all values that wait, as `Restoration.carry_over` does."""
+        for one in self._restorations:
+            manifest = one.carry_over(manifest, graph, wanted)
+        return manifest
