@@ -151,3 +151,22 @@ def test_attributes_of_optimizers_change_no_other_name(tmp_path: Path) -> None:
     assert "far/from/the/root/0" in names
     assert "optimizer/slots/far/from/the/root/0/mu" in names
     assert not any(name.startswith("optimizer/model") for name in names)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_slots_that_only_the_order_of_creation_distinguishes_are_named(
+    is_named: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the model, a program that creates its variables in another order exchanges their momenta."""
+    variables = [mr.Variable([1.0, 2.0], name=f"w{at}" if is_named else None) for at in range(2)]
+    optimizer = SGD(0.1, momentum=0.9)
+    optimizer.build([*variables, mr.Variable(1.0)])
+    path = Checkpoint(optimizer=optimizer).write(tmp_path / "c")
+    whole = Checkpoint(optimizer=optimizer, model=variables).write(tmp_path / "whole")
+    Checkpoint(optimizer=optimizer, model=variables).restore(whole)
+    assert not caplog.messages
+    Checkpoint(optimizer=optimizer).restore(path)
+    assert len(caplog.messages) == (0 if is_named else 1)
+    if not is_named:
+        assert "the slots of optimizer in" in caplog.text
+        assert all(f"{one.name.removesuffix(':0')}" in caplog.text for one in variables)

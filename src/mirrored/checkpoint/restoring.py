@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +225,7 @@ class Restoration:
         # All workers read the same files, so what they assign need not be compared.
         with outside_of_steps(called), skipping_comparisons():
             _put([(leaf, own_position(values[source], source, called)) for source, leaf in todo], self._put_one)
+        _log_unnamed({name: leaf for name, (_, leaf) in found.pairs.items() if name in chosen}, self._directory)
         self._done |= chosen
         self._used.update(source for source, _ in todo)
 
@@ -321,6 +322,29 @@ def _are_comparable(here: list[str], there: list[str], different: list[tuple[str
     """
     without_part = [name for pair in different for name in pair if name.startswith(":")]
     return not without_part or (sorted(here) == sorted(there) and not any(map(is_generated, without_part)))
+
+
+def _log_unnamed(restored: Mapping[str, Leaf], directory: Path) -> None:
+    """Logs a warning if slots of several variables were restored that only the order of their creation distinguishes.
+
+    Their names are generated, because the variables are in no part of the checkpoint and were created without a name.
+    """
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for name, leaf in restored.items():
+        optimizer, _, slot = name.partition(f"/{SLOTS}/")
+        variable, _, label = slot.rpartition("/")
+        if variable.startswith(":") and is_generated(variable):
+            alike.setdefault((optimizer, label, str(leaf.outline())), []).append(variable.removeprefix(":"))
+    for (optimizer, _, _), names in alike.items():
+        if len(names) > 1:
+            _log.warning(
+                "the slots of %s in %s were restored in the order in which their variables were created (%s), because "
+                "these have no names: if the program that saved it created them in another order, each has the slots "
+                "of another one. Add the variables to the checkpoint, Checkpoint(model=..., optimizer=...), or name "
+                "them",
+                optimizer, directory, ", ".join(names[:5]),
+            )  # fmt: skip
+            return
 
 
 def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
