@@ -11,7 +11,10 @@ from typing import IO, Any
 import jax
 import numpy as np
 
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.traces import Tracer
 from mirrored._typing import PyTree
+from mirrored.tf._asking import inside_function
 from mirrored.tf._table import op
 from mirrored.tf._tensors import is_tensor
 
@@ -79,20 +82,25 @@ def print_(
 
     A file is named ``file://...``.
 
-    Context: any. In compiled code each replica prints at run time, in no fixed order between replicas.
+    Context: any. Compiled code prints in each execution, once per replica, and the order of the lines is not fixed.
     """
     del name
     leaves, treedef = jax.tree.flatten(inputs, is_leaf=lambda one: one is None or isinstance(one, str))
     arrays = {i: one for i, one in enumerate(leaves) if is_tensor(one)}
+    others = [None if i in arrays else _as_it_is_now(one) for i, one in enumerate(leaves)]
     write = functools.partial(
-        _print_now, leaves, treedef, sep, end, 10**9 if summarize == -1 else summarize, output_stream
+        _print_now, others, treedef, sep, end, 10**9 if summarize == -1 else summarize, output_stream
     )
-    try:
-        write({i: np.asarray(one) for i, one in arrays.items()})
-    except jax.errors.TracerArrayConversionError:
-        known = {i: None if i in arrays else one for i, one in enumerate(leaves)}
-        write = functools.partial(write.func, list(known.values()), *write.args[1:])
+    # A program prints at each execution, also text alone: a trace would print it once, and those of all branches.
+    if inside_function() or any(isinstance(payload_of(one), Tracer) for one in arrays.values()):
         jax.debug.callback(write, {i: jax.numpy.asarray(one) for i, one in arrays.items()})
+    else:
+        write({i: np.asarray(one) for i, one in arrays.items()})
+
+
+def _as_it_is_now(leaf: Any) -> Any:
+    """Returns a copy of a NumPy array, which the caller may change before a program prints it."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _print_now(
