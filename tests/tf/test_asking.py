@@ -27,6 +27,8 @@ def test_static_values():
     assert found[1] == (True, True)
     assert (tf.is_symbolic_tensor(tf.ones(2)), tf.inside_function()) == (False, False)
     assert tf.get_static_value(tf.constant([1, 2])).tolist() == [1, 2]
+    assert tf.get_static_value(tf.constant("12")) == b"12"
+    assert tf.get_static_value(tf.constant(["a\0"])).tolist() == [b"a\0"]
 
 
 def test_specs_of_values():

@@ -132,6 +132,8 @@ def test_lines_of_tables() -> None:
     assert [column.numpy().tolist() for column in columns] == [[1, 3], [2.5, -1.0], [b"a,b", b"c"]]
     one = tf.io.decode_csv("1,2.5,x", [0, -1.0, ""])
     assert [value.numpy() for value in one] == [1, 2.5, b"x"]
+    assert tf.io.decode_csv(",x", [b"a\0", tf.constant("12")])[0] == b"a\0"
+    assert tf.io.decode_csv("x,", [b"a\0", tf.constant("12")])[1] == b"12"
     assert tf.io.decode_csv("NA,2.5", [7, -1.0], na_value="NA")[0] == 7
     assert tf.io.decode_csv("1,2.5,9", [7], select_cols=[2])[0] == 9
     for line, message in (("1,2.5", "2 fields instead of 3"), ("1,x,y", "not a valid float32")):

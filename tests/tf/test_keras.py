@@ -210,8 +210,27 @@ def test_mistakes_of_split_dataset():
         tf.keras.utils.split_dataset(np.arange(4))
     with pytest.raises(ValueError, match="same number of examples"):
         tf.keras.utils.split_dataset([np.arange(4), np.arange(5)], left_size=1)
-    with pytest.raises(ValueError, match="left_size"):
-        tf.keras.utils.split_dataset(np.arange(4), left_size=9)
+    for count, sizes in ((4, {"left_size": 9}), (4, {"left_size": 0.1}), (4, {"right_size": 4}), (1, {"left_size": 1})):
+        with pytest.raises(ValueError, match=rf"left_size=.* for {count} examples?\n.*both parts must have examples"):
+            tf.keras.utils.split_dataset(np.arange(count), **sizes)
+    for data in ([], [1, 2], np.array(5)):
+        with pytest.raises(ValueError, match=r"(no array|shapes \[\].*)\n.*the same number of examples"):
+            tf.keras.utils.split_dataset(data, left_size=1)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "batches", "array", "arrays"])
+def test_split_dataset_keeps_the_ends_of_texts(kind):
+    """NumPy's arrays of bytes lose NUL characters at the ends of their items."""
+    texts = [b"a\0", b"bc", b"d\0\0"]
+    elements = tf.data.Dataset.from_tensor_slices(texts)
+    data = {
+        "dataset": elements,
+        "batches": elements.batch(1),
+        "array": np.array(texts, object),
+        "arrays": (texts, np.arange(3)),
+    }[kind]
+    found = [one for part in tf.keras.utils.split_dataset(data, left_size=2) for one in part]
+    assert [np.ravel(np.asarray(one[0] if kind == "arrays" else one, object))[0] for one in found] == texts
 
 
 class Sampling(tf.keras.layers.Layer):

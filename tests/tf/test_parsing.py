@@ -174,6 +174,24 @@ def test_tensors_as_bytes(dtype: Any) -> None:
     assert parsed.tolist() == array.tolist()
 
 
+@pytest.mark.parametrize(
+    ("tensor", "parsed"),
+    [
+        (b"a\0", b"a\0"),
+        (tf.constant("12"), b"12"),  # NumPy takes bytes objects of other classes for numbers
+        ([b"a\0", "b"], [b"a\0", b"b"]),
+        (np.array(["a", "bc"]), [b"a", b"bc"]),
+        (np.array([1, 2], ">i4"), [1, 2]),
+        ([1, 2], [1, 2]),
+        (1.5, 1.5),
+        (tf.Variable([1, 2]), [1, 2]),
+    ],
+)
+def test_tensors_are_serialized_as_they_are(tensor: Any, parsed: Any) -> None:
+    dtype = tf.string if isinstance(np.ravel(parsed)[0], bytes) else tf.float32 if parsed == 1.5 else tf.int32
+    assert tf.io.parse_tensor(tf.io.serialize_tensor(tensor), dtype).tolist() == parsed
+
+
 def test_tensors_of_texts_and_wrong_bytes() -> None:
     texts = tf.io.parse_tensor(tf.io.serialize_tensor(np.array([b"a", b"bc"], object)), tf.string)
     assert texts.tolist() == [b"a", b"bc"]

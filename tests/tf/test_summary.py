@@ -200,6 +200,19 @@ def test_tensors(tmp_path, dtype):
     assert np.array_equal(read, tensor)
 
 
+def test_tensors_of_texts_and_of_the_other_byte_order(tmp_path):
+    writer = tf.summary.create_file_writer(tmp_path)
+    with writer.as_default(step=0):
+        tf.summary.write("texts", [b"a\0", "b"])
+        tf.summary.write("numbers", np.array([1, 2], ">i4"))
+        with pytest.raises(ArgumentError, match="a tensor of dtype uint32"):
+            tf.summary.write("unsigned", np.array([1], np.uint32))
+    writer.close()
+    found = values_in(tmp_path)
+    assert list(found["texts"][0][1].tensor.string_val) == [b"a\0", b"b"]
+    assert np.frombuffer(found["numbers"][0][1].tensor.tensor_content, np.int32).tolist() == [1, 2]
+
+
 def test_only_the_first_replica_writes_tensors(tmp_path):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     writer = tf.summary.create_file_writer(tmp_path)

@@ -177,6 +177,7 @@ def test_constants_of_strings_are_bytes_on_the_host(text, create):
 
 def test_shapes_of_constants_of_strings():
     assert tf.constant("a", shape=[2]).numpy().tolist() == [b"a", b"a"]
+    assert tf.constant("a\0", shape=[2]).numpy().tolist() == [b"a\0", b"a\0"]
     assert tf.constant(["a", "b"], shape=[2, 1]).numpy().tolist() == [[b"a"], [b"b"]]
     with pytest.raises(TypeError, match="unsupported type"):
         tf.constant("a", dtype=tf.float32)

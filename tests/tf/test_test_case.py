@@ -32,6 +32,8 @@ GOOD = [
     ("assertAllEqual", ([1, 2], np.array([1, 2]))),
     ("assertAllEqual", ([NAN], [NAN])),
     ("assertAllEqual", ("a", b"a")),
+    ("assertAllEqual", (tf.constant("a\0"), b"a\0")),
+    ("assertAllEqual", (tf.constant(["a\0"]), [b"a\0"])),
     ("assertAllEqual", ([], [])),
     ("assertNotAllEqual", ([1, 2], [1, 3])),
     ("assertNotAllEqual", ([1, 2], [1])),
@@ -63,6 +65,7 @@ GOOD = [
 ]
 BAD = [
     ("assertAllEqual", ([1, 2], [1, 3]), "Mismatch"),
+    ("assertAllEqual", ([b"a\0"], [b"a"]), "Mismatch"),
     ("assertAllEqual", ([[1, 2]], [1, 2]), "!="),
     ("assertNotAllEqual", ([1, 2], [1, 2]), "equal at all"),
     ("assertAllClose", ([1.0], [1.1]), "Mismatch"),

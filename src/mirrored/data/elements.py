@@ -124,7 +124,7 @@ def _are_texts(array: np.ndarray) -> bool:
 
 
 def _encoded(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else str(text).encode()
+    return bytes(text) if isinstance(text, bytes) else str(text).encode()
 
 
 def narrowed(array: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from mirrored._jax.traces import NotConstant, Tracer
 from mirrored._typing import Operand
+from mirrored.tf._data.host_arrays import as_bytes_array, is_text
 from mirrored.tf._module import current_name_scope
 from mirrored.tf._ops.arrays import executing_eagerly
 from mirrored.tf._shapes import TensorSpec
@@ -26,6 +27,8 @@ def get_static_value(tensor: object, partial: bool = False) -> Any:
     TensorFlow: `tf.get_static_value`.
     """
     del partial
+    if is_text(tensor):
+        return as_bytes_array(tensor)[()]  # type: ignore[arg-type]
     try:
         return np.asarray(known(tensor))
     except (NotConstant, jax.errors.TracerArrayConversionError):

@@ -220,7 +220,7 @@ def _texts(value: Any, shape: StaticInts | None = None) -> Any:
     array = as_bytes_array(value)
     if shape is not None:
         wanted = static_ints(shape, called="tf.constant", argument="shape")
-        array = np.full(wanted, array.reshape(-1)[0], object) if array.size == 1 else array.reshape(wanted)
+        array = np.broadcast_to(array.reshape(()), wanted).copy() if array.size == 1 else array.reshape(wanted)
     return on_host(array if array.ndim else array[()])
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from mirrored import extras
 from mirrored._typing import DTypeLike, Operand, PyTree
+from mirrored.tf._data.host_arrays import as_bytes_array, is_text
 from mirrored.tf._device_spec import DeviceSpec
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OpError
@@ -121,7 +122,7 @@ class TestCase(absltest.TestCase):
 
     def assertAllEqual(self, a: PyTree, b: PyTree, msg: str | None = None) -> None:
         """Asserts that two tensors have the same shape and equal elements; NaNs are equal."""
-        one, other = _texts(_array(a)), _texts(_array(b))
+        one, other = _with_texts(a), _with_texts(b)
         _require_equal(one.shape, other.shape, msg)
         np.testing.assert_array_equal(one, other, err_msg=msg or "")
 
@@ -367,8 +368,11 @@ def _wide(array: Array) -> Array:
     return array.astype(np.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
-def _texts(array: Array) -> Array:
-    """Returns strings as bytes, as tensors of strings have them."""
+def _with_texts(value: PyTree) -> Array:
+    """Converts a value like `_array`, and strings to bytes objects, as tensors of strings have them."""
+    if is_text(value):
+        return as_bytes_array(value)  # NumPy's arrays of bytes lose NUL characters at their ends
+    array = _array(value)
     if array.dtype.kind not in "UO":
         return array
     made = np.empty(array.shape, object)

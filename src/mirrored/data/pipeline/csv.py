@@ -46,7 +46,8 @@ class Column:
         kind = _dtype_of(given)
         if kind is not None:
             return cls(kind, None)
-        array = np.asarray(given)
+        # An array of bytes would lose NUL characters at their ends.
+        array = np.asarray(given, object) if isinstance(given, str | bytes) else np.asarray(given)
         dtype = _default_dtype(given, array)
         if array.size > 1 or dtype.name not in _KINDS:
             raise ArgumentError(

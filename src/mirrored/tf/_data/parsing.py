@@ -10,9 +10,10 @@ import numpy as np
 from mirrored._typing import DTypeLike, Operand
 from mirrored.data.elements import keeps_values
 from mirrored.tf import _dtypes
-from mirrored.tf._data.host_arrays import Texts, as_bytes_array, on_host
+from mirrored.tf._data.host_arrays import Texts, as_bytes_array, is_text, on_host
 from mirrored.tf._data.messages import message, parsed
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._tensors import as_tensor
 
 _LISTS: Final = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _TYPED: Final = {"float32": "float_val", "float64": "double_val", "int32": "int_val", "int64": "int64_val",
@@ -236,17 +237,25 @@ def serialize_tensor(tensor: Operand | Texts, name: str | None = None) -> Any:
     TensorFlow: `tf.io.serialize_tensor`; the bytes are identical.
     """
     del name
-    array = np.asarray(tensor)
+    array = _array_of(tensor)
     dtype = _dtypes.as_dtype(array.dtype)
     proto = message("TensorProto")(dtype=dtype.as_datatype_enum)
     proto.tensor_shape.SetInParent()
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
     if dtype is _dtypes.string:
-        proto.string_val.extend(as_bytes_array(array).ravel().tolist())
+        proto.string_val.extend(array.ravel().tolist())
     else:
         proto.tensor_content = array.tobytes()
     return on_host(proto.SerializeToString())
+
+
+def _array_of(tensor: Operand | Texts) -> np.ndarray[Any, Any]:
+    """Returns a tensor as an array of bytes objects, or of numbers in the native byte order."""
+    if is_text(tensor):
+        return as_bytes_array(tensor)  # type: ignore[arg-type]
+    array = np.asarray(tensor if isinstance(tensor, (np.ndarray, np.generic)) else as_tensor(tensor))  # type: ignore[arg-type]
+    return as_bytes_array(array) if array.dtype.hasobject else array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None) -> Any:

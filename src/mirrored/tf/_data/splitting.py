@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mirrored import data
-from mirrored._jax.trees import tree_map
+from mirrored.data.elements import stack
+from mirrored.tf._data.host_arrays import as_bytes_array, is_text
 from mirrored.tf._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -47,11 +48,27 @@ def splitting(original: Callable[..., Any], sizes_of: Callable[..., tuple[int, i
         examples, batch_size = _examples_of(dataset)
         if shuffle:
             random.Random(seed).shuffle(examples)
-        left, right = sizes_of(left_size, right_size, len(examples))
+        left, right = _sizes(sizes_of, left_size, right_size, len(examples))
         parts = [_dataset_of(part) for part in (examples[:left], examples[len(examples) - right :])]
         return tuple(part if batch_size is None else part.batch(batch_size) for part in parts)
 
     return split_dataset
+
+
+def _sizes(
+    sizes_of: Callable[..., tuple[int, int]], left_size: float | None, right_size: float | None, count: int
+) -> tuple[int, int]:
+    try:
+        return sizes_of(left_size, right_size, count)
+    except ValueError as error:
+        raise InvalidArgumentError.of(
+            "split_dataset",
+            found=f"left_size={left_size} and right_size={right_size} for {count} example{'s' * (count != 1)}",
+            rule="both parts must have examples, and together at most all of them",
+            remedy="pass at least two examples"
+            if count < 2
+            else f"pass a number of examples from 1 to {count - 1} for each part, or fractions that give such numbers",
+        ) from error
 
 
 def _is_ours(dataset: object) -> bool:
@@ -66,19 +83,18 @@ def _examples_of(dataset: Any) -> tuple[list[Any], int | None]:
         transformations = sys.modules["mirrored.data.pipeline.transformations"]  # loaded with the class of datasets
         batch_size = dataset._node.size if isinstance(dataset._node, transformations.Batched) else None
         return list(dataset if batch_size is None else dataset.unbatch()), batch_size
-    if isinstance(dataset, np.ndarray):
-        return list(dataset), None
-    arrays = [np.asarray(one) for one in dataset]
-    if len({len(one) for one in arrays}) != 1:
+    given = [dataset] if isinstance(dataset, np.ndarray) else dataset
+    arrays = [as_bytes_array(one) if is_text(one) else np.asarray(one) for one in given]
+    if not all(one.ndim for one in arrays) or len({len(one) for one in arrays}) != 1:
         raise InvalidArgumentError.of(
             "split_dataset",
-            found=f"arrays with {', '.join(str(len(one)) for one in arrays) or 'no'} examples",
-            rule="all arrays must have the same number of examples",
+            found=f"arrays of the shapes {', '.join(str(list(one.shape)) for one in arrays)}" if arrays else "no array",
+            rule="all arrays must have the same number of examples, their first dimension",
             remedy="pass one array, a dataset, or arrays of one length",
         )
-    return list(zip(*arrays, strict=True)), None
+    return list(arrays[0] if isinstance(dataset, np.ndarray) else zip(*arrays, strict=True)), None
 
 
 def _dataset_of(examples: list[Any]) -> Dataset:
     # The attribute loads the pipelines, which `tf.keras` alone does not need.
-    return data.Dataset.from_tensor_slices(tree_map(lambda *leaves: np.stack(leaves), *examples)).prefetch()
+    return data.Dataset.from_tensor_slices(stack(examples, "split_dataset")).prefetch()

@@ -22,7 +22,7 @@ from mirrored.tf._data.host_arrays import as_bytes_array, is_text
 _PROTO_TYPES: Final = {
     "bool": "DT_BOOL", "bfloat16": "DT_BFLOAT16", "complex64": "DT_COMPLEX64", "complex128": "DT_COMPLEX128",
     "float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE", "int8": "DT_INT8", "int16": "DT_INT16",
-    "int32": "DT_INT32", "int64": "DT_INT64", "uint8": "DT_UINT8", "uint16": "DT_UINT16",
+    "int32": "DT_INT32", "int64": "DT_INT64", "object": "DT_STRING", "uint8": "DT_UINT8", "uint16": "DT_UINT16",
 }  # fmt: skip
 
 
@@ -278,15 +278,28 @@ def write(
     events, at = _target("write", tensor, step)
     if events is not None:
         module = load("tensorboardX.summary", called="tf.summary.write", extra="summary")
-        array = np.asarray(tensor)
+        array = as_bytes_array(tensor) if is_text(tensor) else np.asarray(tensor)  # type: ignore[arg-type]
+        if array.dtype.name not in _PROTO_TYPES:
+            raise _unwritable(array.dtype)
         kind = module.TensorProto.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_name
         shape = module.TensorShapeProto(dim=[module.TensorShapeProto.Dim(size=size) for size in array.shape])
-        proto = module.TensorProto(
-            dtype=kind[_PROTO_TYPES[array.dtype.name]].number, tensor_content=array.tobytes(), tensor_shape=shape
-        )
+        proto = module.TensorProto(dtype=kind[_PROTO_TYPES[array.dtype.name]].number, tensor_shape=shape)
+        if array.dtype.hasobject:
+            proto.string_val.extend(array.ravel().tolist())
+        else:
+            proto.tensor_content = array.astype(array.dtype.newbyteorder("="), copy=False).tobytes()
         value = module.Summary.Value(tag=tag, tensor=proto, metadata=metadata)
         events.file_writer.add_summary(module.Summary(value=[value]), at)
     return events is not None
+
+
+def _unwritable(dtype: np.dtype[Any]) -> ArgumentError:
+    return ArgumentError(
+        "tf.summary.write",
+        found=f"a tensor of dtype {dtype}",
+        rule=f"the format of event files has the dtypes {', '.join(sorted(_PROTO_TYPES))} (strings)",
+        remedy="cast the tensor to one of them: tf.cast(tensor, tf.int64)",
+    )
 
 
 def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, int]:
