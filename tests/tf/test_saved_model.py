@@ -49,6 +49,21 @@ def saved(tmp_path_factory):
     return path
 
 
+def test_none_in_lists_and_dicts(tmp_path):
+    """A list with a None was loaded as an empty list."""
+    model = tf.Module()
+    model.layers = [tf.Variable(1.0), None, [None, tf.Variable(2.0)]]
+    model.named = {"a": None, "b": tf.Variable(3.0), "c": "not saved"}
+    model.mixed = [tf.Variable(1.0), None, "not saved"]
+    tf.saved_model.save(model, tmp_path)
+    loaded = tf.saved_model.load(tmp_path)
+    first, second, (third, fourth) = loaded.layers
+    assert (float(first), second, third, float(fourth)) == (1.0, None, None, 2.0)
+    assert loaded.named["a"] is None
+    assert (float(loaded.named["b"]), list(loaded.named)) == (3.0, ["a", "b"])
+    assert loaded.mixed == []
+
+
 def test_any_size_of_an_unknown_dimension(saved):
     loaded = tf.saved_model.load(saved)
     for size in (1, 2, 5):

@@ -17,7 +17,8 @@ class Objects:
 
     Attributes:
         nodes: ``{"variable": number}``, ``{"object": {attribute: node}}``, ``{"list": [node, ...]}`` or
-            ``{"dict": {key: node}}``; the first one is the root.
+            ``{"dict": {key: node}}``; the first one is the root. In lists and dicts, null stands for None. A list with
+            any other member that is not saved is empty.
     """
 
     def __init__(self, variables: dict[int, Variable]) -> None:
@@ -46,9 +47,11 @@ class Objects:
             return {"variable": list(self._variables).index(id(variable))}
         if isinstance(value, (list, tuple)):
             members = [self.add(one) for one in value]
-            return {"list": members if None not in members else []}
+            unsaved = any(place is None and one is not None for place, one in zip(members, value, strict=True))
+            return {"list": [] if unsaved else members}
         if isinstance(value, dict):
-            return {"dict": self._named({key: one for key, one in value.items() if isinstance(key, str)})}
+            named = {key: (one, self.add(one)) for key, one in value.items() if isinstance(key, str)}
+            return {"dict": {key: place for key, (one, place) in named.items() if place is not None or one is None}}
         return {"object": self._named(_attributes(value))}
 
     def _named(self, values: Mapping[str, Any]) -> dict[str, int]:
@@ -83,11 +86,11 @@ def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], r
         elif kind == "list":
             members: list[Any] = []
             made[place] = members
-            members.extend(make(one) for one in content)
+            members.extend(None if one is None else make(one) for one in content)
         elif kind == "dict":
             named: dict[str, Any] = {}
             made[place] = named
-            named.update({key: make(one) for key, one in content.items()})
+            named.update({key: None if one is None else make(one) for key, one in content.items()})
         else:
             made[place] = module = Module(name="loaded_object")
             fill(module, content)
