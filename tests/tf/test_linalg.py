@@ -69,3 +69,13 @@ def test_a_matrix_without_a_real_square_root() -> None:
     assert np.isnan(tf.linalg.sqrtm(tf.constant([[-1.0, 0.0], [0.0, 4.0]]))).all()
     singular = np.ones([4, 4], np.float32)
     np.testing.assert_allclose(tf.linalg.sqrtm(singular), singular / 2, atol=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 5, 48])
+def test_the_square_root_of_a_singular_matrix(size: int) -> None:
+    """Rounding errors divided by sums of zeros were NaN for many rows."""
+    matrix = np.ones([size, size], np.float32)
+    root = tf.linalg.sqrtm(matrix)
+    np.testing.assert_allclose(root @ root, matrix, atol=1e-4)
+    assert np.isnan(tf.linalg.sqrtm(matrix - 2 * np.eye(size, dtype=np.float32))).all()

@@ -18,13 +18,30 @@ from mirrored.tf._tensors import as_tensor
 @jax.custom_jvp
 def _root(matrix: jax.Array) -> jax.Array:
     flat = matrix.reshape((-1, *matrix.shape[-2:]))
-    found = jnp.stack([jsl.sqrtm(one) for one in flat]).reshape(matrix.shape)
+    found = jnp.stack([_complex_root(one) for one in flat]).reshape(matrix.shape)
     if jnp.iscomplexobj(matrix):
         return found
-    # A negative eigenvalue has no real root; a small one, of the size of rounding errors, is taken for 0.
-    largest, imaginary = (jnp.max(jnp.abs(one), axis=(-2, -1), keepdims=True) for one in (found, found.imag))
+    # A negative eigenvalue has no real root; a small one, of the size of rounding errors, is taken for 0. Both parts
+    # are measured by a norm, the largest absolute row sum: the elements of a root may be smaller than it by a factor n.
+    norm, imaginary = (
+        jnp.max(jnp.sum(jnp.abs(one), axis=-1, keepdims=True), axis=-2, keepdims=True) for one in (found, found.imag)
+    )
     rounding = 4 * np.sqrt(matrix.shape[-1] * float(np.finfo(found.real.dtype).eps))
-    return jnp.where(imaginary > rounding * largest, jnp.nan, found.real)
+    return jnp.where(imaginary > rounding * norm, jnp.nan, found.real)
+
+
+def _complex_root(matrix: jax.Array) -> jax.Array:
+    """Computes a root of one matrix; that of a singular Hermitian one from its eigenvalues if the recurrence fails."""
+    found = jsl.sqrtm(matrix)  # divides by sums of eigenvalues of the root
+
+    def from_eigenvalues() -> jax.Array:
+        values, vectors = jnp.linalg.eigh(matrix)
+        root: jax.Array = (vectors * jnp.sqrt(values.astype(found.dtype))) @ jnp.conj(vectors.T)
+        return root
+
+    fails = jnp.any(jnp.isnan(found)) & jnp.all(matrix == jnp.conj(matrix.T))
+    chosen: jax.Array = jax.lax.cond(fails, from_eigenvalues, lambda: found)
+    return chosen
 
 
 @_root.defjvp
