@@ -156,8 +156,9 @@ def test_the_flag_for_deterministic_kernels_is_set_before_jax_starts(
 
 def test_deterministic_kernels_after_jax_has_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(_config, "has_devices", lambda: True)
     monkeypatch.setattr(_config.jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ContextError, match="already started"):
+    with pytest.raises(ContextError, match="already started on GPUs, as list_physical_devices"):
         tf.config.experimental.enable_op_determinism()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
     tf.config.experimental.enable_op_determinism()

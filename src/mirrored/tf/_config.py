@@ -332,9 +332,9 @@ def enable_op_determinism() -> None:
     elif jax.default_backend() == "gpu":
         raise ContextError(
             "tf.config.experimental.enable_op_determinism",
-            found="JAX has already started on GPUs",
+            found="JAX has already started on GPUs, as list_physical_devices, tensors and strategies start it",
             rule="XLA reads its flags when JAX starts",
-            remedy=f"call it at the beginning of the program, or set XLA_FLAGS={flag}",
+            remedy=f"call it at the beginning of the program, before these, or set XLA_FLAGS={flag}",
         )
 
 
