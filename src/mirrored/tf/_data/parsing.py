@@ -254,7 +254,8 @@ def _array_of(tensor: Operand | Texts) -> np.ndarray[Any, Any]:
     """Returns a tensor as an array of bytes objects, or of numbers in the native byte order."""
     if is_text(tensor):
         return as_bytes_array(tensor)  # type: ignore[arg-type]
-    array = np.asarray(tensor if isinstance(tensor, (np.ndarray, np.generic)) else as_tensor(tensor))  # type: ignore[arg-type]
+    given: Any = tensor
+    array = np.asarray(given if isinstance(given, (np.ndarray, np.generic)) else as_tensor(given))
     return as_bytes_array(array) if array.dtype.hasobject else array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
