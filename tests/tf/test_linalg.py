@@ -64,6 +64,17 @@ def test_a_polynomial_at_infinity(coefficients: list[float], expected: float) ->
     assert tf.math.polyval(coefficients, tf.constant(np.inf)).numpy() == expected
 
 
+def test_the_log_determinant_of_a_matrix_that_is_not_positive_definite() -> None:
+    matrices = tf.constant([[[2.0, 0.0], [0.0, 3.0]], [[1.0, 2.0], [2.0, 1.0]], [[-1.0, 0.0], [0.0, -1.0]]])
+    np.testing.assert_allclose(tf.linalg.logdet(matrices), [np.log(6), np.nan, np.nan], rtol=1e-6)
+    hermitian = tf.constant([[2, 1j], [-1j, 2]], tf.complex64)
+    np.testing.assert_allclose(tf.linalg.logdet(hermitian), np.log(3), rtol=1e-6)
+    with tf.GradientTape() as tape:
+        tape.watch(matrices)
+        y = tf.linalg.logdet(matrices)[0]
+    np.testing.assert_allclose(tape.gradient(y, matrices)[0], [[1 / 2, 0], [0, 1 / 3]], rtol=1e-6)
+
+
 @pytest.mark.long
 def test_a_matrix_without_a_real_square_root() -> None:
     assert np.isnan(tf.linalg.sqrtm(tf.constant([[-1.0, 0.0], [0.0, 4.0]]))).all()
