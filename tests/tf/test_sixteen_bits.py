@@ -41,6 +41,15 @@ def test_moments_do_not_overflow(dtype: str) -> None:
 
 
 @DTYPES
+def test_tensors_of_32_bits_do_not_widen_images_and_activations(dtype: str) -> None:
+    image, number = tf.constant([[[0.25, 0.5, 1.0]]], dtype), tf.constant(2.0)
+    for gamma, gain in ((number, 1), (1, number), (tf.Variable(2.0), 1)):
+        assert tf.image.adjust_gamma(image, gamma, gain).dtype == dtype
+    np.testing.assert_array_equal(tf.image.adjust_gamma(image, number), image * image)
+    assert tf.nn.silu(image, number).dtype == dtype
+
+
+@DTYPES
 def test_batch_normalization_keeps_the_dtype(dtype: str) -> None:
     one = tf.ones(3)
     assert tf.nn.batch_normalization(tf.ones([2, 3], dtype), one, one, one, one, 1e-3).dtype == dtype

@@ -50,6 +50,8 @@ rows(
 @op("nn.silu nn.swish", named=False)
 def silu(features: jax.Array, beta: Operand = 1.0) -> jax.Array:
     """Computes the SiLU or Swish activation: ``x * sigmoid(beta * x)``."""
+    if jnp.issubdtype(features.dtype, jnp.inexact):
+        beta = as_tensor(beta, features.dtype).astype(features.dtype)
     return features * jax.nn.sigmoid(beta * features)
 
 

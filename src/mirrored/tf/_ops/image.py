@@ -206,7 +206,11 @@ def adjust_gamma(image: jax.Array, gamma: Operand = 1, gain: Operand = 1) -> jax
         InvalidArgumentError: `gamma` is known to be negative.
     """
     require_gamma("tf.image.adjust_gamma", gamma)
-    return gain * image**gamma if image.dtype.kind == "f" else _in_float(image, lambda one: gain * one**gamma)  # type: ignore[no-any-return]
+
+    def change(value: jax.Array) -> jax.Array:
+        return gain * value**gamma  # type: ignore[no-any-return]
+
+    return change(image).astype(image.dtype) if image.dtype.kind == "f" else _in_float(image, change)
 
 
 @op("image.rgb_to_hsv")
