@@ -219,3 +219,30 @@ def test_the_channels_of_a_png_file() -> None:
 def test_a_dtype_that_no_picture_has() -> None:
     with pytest.raises(InvalidArgumentError, match=r"dtype=tf.int32\n"):
         tf.io.decode_image(tf.io.encode_png(PIXELS), dtype=tf.int32)
+
+
+def animation(frames: int) -> bytes:
+    pictures = [Image.fromarray(np.full((4, 5, 3), 40 * number, np.uint8)) for number in range(frames)]
+    file = io.BytesIO()
+    pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:])
+    return file.getvalue()
+
+
+def test_options_of_gif_files() -> None:
+    frames = tf.io.decode_image(animation(3), channels=3, dtype=tf.uint16)
+    assert (frames.shape, frames.dtype) == ((3, 4, 5, 3), np.uint16)
+    assert tf.io.decode_image(animation(3), expand_animations=False).shape == (4, 5, 3)
+    for channels in (1, 4):
+        with pytest.raises(InvalidArgumentError, match=rf"channels={channels} for a GIF image"):
+            tf.io.decode_image(animation(3), channels=channels)
+    for expand in (True, False):
+        with pytest.raises(InvalidArgumentError, match=r"dtype=tf\.int32"):
+            tf.io.decode_image(animation(3), dtype=tf.int32, expand_animations=expand)
+
+
+@pytest.mark.parametrize("decode", [tf.io.decode_jpeg, tf.io.decode_png, tf.io.decode_bmp])
+def test_other_decoders_refuse_animations(decode: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="GIF image( with 3 frames)?\n"):
+        decode(animation(3))
+    if decode is not tf.io.decode_bmp:
+        assert decode(animation(1)).shape == (4, 5, 3)

@@ -18,7 +18,7 @@ from mirrored.extras import load
 from mirrored.tf import _dtypes
 from mirrored.tf._data.host_arrays import Texts, as_bytes_array, on_host
 from mirrored.tf._errors import InvalidArgumentError, NotFoundError
-from mirrored.tf._io.pixels import in_dtype, in_mode, pixels_of
+from mirrored.tf._io.pixels import in_dtype, in_mode, pixels_of, require_dtype
 from mirrored.tf._tensors import as_tensor
 
 FileName: TypeAlias = str | bytes | os.PathLike[str] | np.ndarray[Any, Any]
@@ -166,7 +166,7 @@ def decode_image(
         channels: 1, 3 or 4; None or 0 keeps the number of channels in the image.
         dtype: uint8, uint16, or a floating type for pixels in [0, 1].
         name: Accepted and ignored.
-        expand_animations: Whether a GIF returns all its frames, ``[frames, height, width, 3]``.
+        expand_animations: Whether a GIF returns all its frames, ``[frames, height, width, 3]``; otherwise the first.
 
     Returns:
         ``[height, width, channels]``.
@@ -180,7 +180,15 @@ def decode_image(
     """
     del name
     image = _opened(contents, "tf.io.decode_image")
+    if image.format == "GIF" and channels not in (None, 0, 3):
+        raise InvalidArgumentError.of(
+            "tf.io.decode_image",
+            found=f"channels={channels!r} for a GIF image",
+            rule="the frames of a GIF have 3 channels: `channels` must be 0, 3 or None",
+            remedy="omit `channels`, and convert the frames with tf.image.rgb_to_grayscale",
+        )
     if image.format == "GIF" and expand_animations:
+        require_dtype("tf.io.decode_image", dtype)
         frames = []
         for number in range(getattr(image, "n_frames", 1)):
             image.seek(number)
@@ -250,6 +258,14 @@ def _decoded(
             found=f"`contents` is a {image.format} image",
             rule=f"`contents` must be in the format {' or '.join(formats)}",
             remedy="use tf.io.decode_image, which accepts JPEG, PNG, BMP and GIF files",
+        )
+    frames = getattr(image, "n_frames", 1) if image.format == "GIF" else 1
+    if frames > 1:
+        raise InvalidArgumentError.of(
+            called,
+            found=f"`contents` is a GIF image with {frames} frames",
+            rule="a GIF image must have one frame",
+            remedy="use tf.io.decode_image, which returns all frames, or the first with expand_animations=False",
         )
     return pixels_of(image, _text(contents), channels, dtype, called)
 

@@ -29,13 +29,7 @@ def pixels_of(image: Any, contents: bytes, channels: int | None, dtype: DTypeLik
         InvalidArgumentError: The dtype is another one, or the image has more bits than Pillow decodes.
     """
     wanted = _dtypes.as_dtype(dtype)
-    if not wanted.is_floating and wanted not in (_dtypes.uint8, _dtypes.uint16):
-        raise InvalidArgumentError.of(
-            called,
-            found=f"dtype={wanted!r}",
-            rule="dtype must be tf.uint8, tf.uint16 or a floating type",
-            remedy="decode to tf.uint8, and convert with tf.cast",
-        )
+    require_dtype(called, dtype)
     is_gray = image.mode.startswith("I")
     if wanted != _dtypes.uint8 and not is_gray and _bits_of_png(contents) == 16:
         raise InvalidArgumentError.of(
@@ -46,6 +40,19 @@ def pixels_of(image: Any, contents: bytes, channels: int | None, dtype: DTypeLik
             "Dataset.map",
         )
     return in_dtype(_gray_of_16_bits(image, channels) if is_gray else in_mode(image, channels), dtype)
+
+
+def require_dtype(called: str, dtype: DTypeLike) -> None:
+    """Raises an error unless pixels can have a dtype."""
+    wanted = _dtypes.as_dtype(dtype)
+    if wanted.is_floating or wanted in (_dtypes.uint8, _dtypes.uint16):
+        return
+    raise InvalidArgumentError.of(
+        called,
+        found=f"dtype={wanted!r}",
+        rule="dtype must be tf.uint8, tf.uint16 or a floating type",
+        remedy="decode to tf.uint8, and convert with tf.cast",
+    )
 
 
 def _bits_of_png(contents: bytes) -> int | None:
