@@ -869,3 +869,17 @@ def test_a_traced_range_without_a_step_is_refused(step):
 
     with pytest.raises(InvalidArgumentError, match="delta=0"):
         count(tf.constant(4 + step))
+
+
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_a_loop_over_a_scalar_is_refused(is_variable):
+    @tf.function
+    def run(x):
+        total = tf.constant(0.0)
+        for one in x:
+            total += one
+        return total
+
+    x = tf.Variable(3.0) if is_variable else tf.constant(3.0)
+    with pytest.raises(TypeError, match="over a scalar tensor of dtype float32"):
+        run(x)

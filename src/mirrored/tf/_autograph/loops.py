@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import Leaf, Operand, PyTree
+from mirrored.errors import ArgumentTypeError
 from mirrored.tf._autograph.branches import if_stmt
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import (
@@ -119,6 +120,8 @@ def for_stmt(
         iter_ = as_tensor(iter_)
     if isinstance(iter_, jax.Array) and not is_eager():
         _refuse_limit(opts)
+        if iter_.ndim == 0:
+            raise _no_rows(iter_)
         _over_rows(iter_, extra_test, body, state)
     else:
         _over_python(iter_, extra_test, body, state)
@@ -198,6 +201,15 @@ def _over_rows(
             _over_python([rows[i] for i in range(rows.shape[0])], extra_test, body, state)
         except Exception:
             raise error from None
+
+
+def _no_rows(scalar: jax.Array) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        "for in tf.function",
+        found=f"the loop is over a scalar tensor of dtype {scalar.dtype}",
+        rule="a loop over a tensor has one iteration per row: the tensor must have at least one dimension",
+        remedy="loop over tf.range(n) for n iterations, or give the tensor a dimension: tf.reshape(x, [1])",
+    )
 
 
 def _over_range(
