@@ -22,6 +22,7 @@ FAILS: list[Callable[[], Any]] = [
     lambda: tf.debugging.assert_non_negative([-1.0]),
     lambda: tf.debugging.assert_non_positive([1.0]),
     lambda: tf.debugging.Assert(False, ["data"]),
+    lambda: tf.debugging.Assert(False, ["data", tf.constant("text"), tf.constant([1, 2])]),
     lambda: tf.debugging.check_numerics([float("nan")], "message"),
     lambda: tf.debugging.assert_all_finite([float("inf")], "message"),
     lambda: tf.debugging.assert_rank([1], 2),
@@ -67,6 +68,21 @@ def test_compiled_checks_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         jax.block_until_ready(run(tf.constant(-1.0)))
         jax.effects_barrier()
     assert "tf.debugging.assert_positive failed in compiled code: must be positive" in caplog.text
+
+
+def test_an_assertion_of_a_constant_fails_only_in_the_branch_that_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    @tf.function
+    def run(x: Any) -> Any:
+        if x > 0:
+            tf.debugging.Assert(False, ["positive", x])
+        return tf.cond(x < -1, lambda: tf.debugging.assert_equal(1, 2) or x, lambda: x)
+
+    for value, found in ((0.0, []), (1.0, ["Assert"]), (-2.0, ["assert_equal"])):
+        caplog.clear()
+        with caplog.at_level(logging.ERROR):
+            jax.block_until_ready(run(tf.constant(value)))
+            jax.effects_barrier()
+        assert [one.getMessage().split(" failed")[0] for one in caplog.records] == [f"tf.debugging.{x}" for x in found]
 
 
 def test_nans_can_be_made_errors() -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._typing import Array, DTypeLike, HostArray, Operand
+from mirrored.tf._data.host_arrays import as_bytes_array, is_text
 from mirrored.tf._dtypes import as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._table import op, tensors
@@ -40,7 +41,8 @@ def _require(called: str, holds: jax.Array, message: str | None, rule: str, valu
 
 
 def _short(value: Operand) -> str:
-    return np.array2string(np.asarray(value), threshold=10, separator=", ")
+    array = as_bytes_array(value) if is_text(value) else np.asarray(value)  # type: ignore[arg-type]
+    return np.array2string(array, threshold=10, separator=", ")
 
 
 def _log_failure(called: str, message: str | None, rule: str, holds: Array | HostArray) -> None:
