@@ -157,7 +157,7 @@ class Loop:
 
 
 def _run_limited(carry: _Carry, limit: int) -> Sequence[Any]:
-    """Runs a loop up to a limit so high that a scan, which runs as many steps, would not end."""
+    """Runs a loop with a large limit as `lax.while_loop`; a scan always runs `limit` steps and would take too long."""
     most = min(limit, np.iinfo(np.int32).max)
 
     def holds(state: tuple[Any, list[Any]]) -> Any:

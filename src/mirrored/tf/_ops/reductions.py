@@ -324,9 +324,9 @@ def histogram_fixed_width_bins(
 
 
 def _bounds(values: jax.Array, value_range: Operand) -> tuple[jax.Array, jax.Array]:
-    """Returns the bounds of a range of values; those of floats have the dtype of the values, but at least 32 bits.
+    """Returns the bounds of `value_range`: for float values in their dtype, widened to at least float32.
 
-    What is computed from values and bounds has their larger dtype: floats of 16 bits do not have all numbers of bins.
+    The bins are then computed in at least float32, too, because 16-bit floats cannot represent every bin index.
     """
     floats = jnp.issubdtype(values.dtype, jnp.floating)
     bounds = as_tensor(value_range, jnp.promote_types(values.dtype, jnp.float32) if floats else None)
