@@ -49,6 +49,21 @@ def saved(tmp_path_factory):
     return path
 
 
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_programs_of_functions_that_print(tmp_path, is_traced):
+    model = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def double(x):
+        tf.print("doubles", x if is_traced else "text")
+        return 2.0 * x
+
+    double(tf.ones([1]))
+    model.double = double
+    tf.saved_model.save(model, tmp_path)
+    np.testing.assert_array_equal(tf.saved_model.load(tmp_path).double(tf.ones([2])), [2.0, 2.0])
+
+
 def test_none_in_lists_and_dicts(tmp_path):
     """A list with a None was loaded as an empty list."""
     model = tf.Module()

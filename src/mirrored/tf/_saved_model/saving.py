@@ -28,6 +28,7 @@ from mirrored.collectives.host_allgather import host_allgather
 from mirrored.compilation import Function
 from mirrored.compilation.concrete import ConcreteFunction, Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
+from mirrored.tf._io.printing import without_printing
 from mirrored.tf._ops.open_sizes import Traced, traced_for
 from mirrored.tf._saved_model.functions import SAVED, Signature, functions_of, signatures_of
 from mirrored.tf._saved_model.loading import (
@@ -228,8 +229,9 @@ def _write_programs(
         return [{**signature.entry, "file": path.name, **_numbered(signature, variables)}]
 
     def trace(inputs: PyTree) -> tuple[Pure, bytes]:
-        pure = as_pure(signature.function, inputs, SAVED)
-        return pure, _exported(pure, inputs)
+        with without_printing():
+            pure = as_pure(signature.function, inputs, SAVED)
+            return pure, _exported(pure, inputs)
 
     entries = []
     for way, one in enumerate(traced_for(signature.inputs, signature.seen, trace)):
