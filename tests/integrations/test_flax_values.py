@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -118,3 +119,61 @@ def test_integers_out_of_range_are_refused(initial: Any, value: Any) -> None:
     with pytest.raises(mr.errors.MirroredError, match="uint8|uint32|int32|bool"):
         variable.set_value(value)
     assert variable.get_value() == initial
+
+
+def _by_update(target: Any, source: Any) -> None:
+    nnx.update(target, nnx.state(source))
+
+
+def _by_copy_from(target: Any, source: Any) -> None:
+    target.kernel.copy_from(source.kernel)
+
+
+def _by_the_state_of_a_variable(target: Any, source: Any) -> None:
+    target.kernel.update_from_state(nnx.state(source)["kernel"])
+
+
+@pytest.mark.parametrize("copy", [_by_update, _by_copy_from, _by_the_state_of_a_variable])
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_a_model_updated_from_a_mirrored_one_has_values_of_its_own(copy: Any, is_mirrored: bool) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        source = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    with strategy.scope() if is_mirrored else contextlib.nullcontext():
+        target = nnx.Linear(2, 2, rngs=nnx.Rngs(1))
+    before = source.kernel[...].tolist()
+    copy(target, source)
+    assert target.kernel[...].tolist() == before
+    source.kernel[...] += 1
+    assert target.kernel[...].tolist() == before
+    target.kernel[...] = jnp.zeros((2, 2))
+    assert source.kernel[...].tolist() == (jnp.array(before) + 1).tolist()
+    merged = nnx.merge(*nnx.split(source))
+    assert merged.kernel._raw_value is source.kernel._raw_value
+
+
+def test_an_update_of_random_states_copies_the_counts() -> None:
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        source = nnx.Rngs(0)
+    target = nnx.Rngs(5)
+    nnx.update(target, nnx.state(source))
+    first = source.params()
+    assert target.params() == first
+    assert target.params() == source.params()
+
+
+@pytest.mark.parametrize("place", [lambda s: s, lambda s: {"p": s}, lambda s: [s], lambda s: (s, jnp.zeros(3))])
+@pytest.mark.parametrize("is_pure", [False, True])
+def test_states_are_mirrored_wherever_they_stand(place: Any, is_pure: bool) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    state = nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    tree = place(nnx.as_pure(state) if is_pure else state)
+    values = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    with strategy.scope():
+        mirrored = mr.mirror(tree)
+    leaves = jax.tree.leaves(mirrored)
+    assert len(leaves) == len(values)
+    assert all(isinstance(leaf, mr.Variable) and leaf.strategy is strategy for leaf in leaves)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(mr.unmirror(mirrored)), values)
+    mr.assign(mirrored, jax.tree.map(jnp.ones_like, mr.unmirror(mirrored)))
+    assert all((leaf.numpy() == 1).all() for leaf in leaves)

@@ -86,8 +86,8 @@ def mirror(tree: PyTree, strategy: Strategy | None = None) -> Any:
         strategy: The strategy to which the variables belong. Default: the one whose scope is open.
 
     Returns:
-        A Flax NNX module is changed in place and returned. For other trees, a tree of the same structure with a
-        `Variable` in place of each array. `GradientTape.gradient` accepts it as sources and
+        A Flax NNX module, or a state of NNX variables, is changed in place and returned. For other trees, a tree of the
+        same structure with a `Variable` in place of each array. `GradientTape.gradient` accepts it as sources and
         `Optimizer.apply_gradients` as variables.
 
     Raises:

@@ -22,6 +22,7 @@ from mirrored.integrations.flax.holding import (
     renew,
     strategy_of_scope,
     value_of,
+    variables_in_state,
     variables_of,
 )
 from mirrored.integrations.flax.optimizers import connect_optimizer
@@ -123,12 +124,18 @@ class NNXBridge:
     """The adapter by which `mirror` and `unmirror` convert Flax NNX modules, optimizers and states."""
 
     def is_whole(self, value: object) -> bool:
-        """Returns whether `value` is a Flax NNX module, variable or state."""
-        return isinstance(value, (nnx.Pytree, nnx.Variable, nnx.State))
+        """Returns whether `value` is a Flax NNX module or variable, or a state that holds NNX variables.
+
+        Other states, such as `nnx.pure` returns, are pytrees of arrays.
+        """
+        if isinstance(value, nnx.State):
+            return bool(variables_in_state(value))
+        return isinstance(value, (nnx.Pytree, nnx.Variable))
 
     def mirror(self, value: PyTree, path: str) -> Any:
         """Stores the value of each NNX variable of an object in a new `mirrored` variable; returns the same object."""
-        for where, variable in variables_of(value):
+        found = variables_in_state(value) if isinstance(value, nnx.State) else variables_of(value)
+        for where, variable in found:
             adopt(variable, "/".join(map(str, ([path] if path else []) + list(where))))
         return value
 

@@ -42,7 +42,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.variables import Variable, VariableAggregation
 
 if TYPE_CHECKING:
-    from flax.nnx import Pytree
+    from flax.nnx import Pytree, State
     from flax.nnx import Variable as NNXVariable
 
 # Names the variables that back NNX variables by their known path in the module.
@@ -68,10 +68,12 @@ def variables_of(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
     """Returns (path, variable) pairs for the NNX variables in a module, or for a single NNX variable."""
     if isinstance(value, nnx.Variable):
         return [((), value)]
-    if isinstance(value, nnx.Pytree):
-        # A state also contains the arrays of a module, which are not variables.
-        return [(path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(value)) if isinstance(leaf, nnx.Variable)]
-    return ()
+    return variables_in_state(nnx.state(value)) if isinstance(value, nnx.Pytree) else ()
+
+
+def variables_in_state(state: State[Any, Any]) -> list[tuple[tuple[Any, ...], Any]]:
+    """Returns (path, variable) pairs for the NNX variables in a state, which also has a module's plain arrays."""
+    return [(path, leaf) for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, nnx.Variable)]
 
 
 # Trace levels of NNX objects: created in the trace of a compiled function, in an eager run, or neither.
@@ -164,7 +166,8 @@ def refuse_in_turn(variable: NNXVariable[Any]) -> None:
     )
 
 
-_UNSET = object()
+UNSET: Final = object()
+"""What `held` returns for an NNX variable that its constructor has not given a content yet."""
 
 
 def held(variable: NNXVariable[Any]) -> Any:
@@ -172,7 +175,7 @@ def held(variable: NNXVariable[Any]) -> Any:
     try:
         return raw_value_slot.__get__(variable)
     except AttributeError:
-        return _UNSET
+        return UNSET
 
 
 def hold(variable: NNXVariable[Any], value: object) -> None:

@@ -22,6 +22,7 @@ from mirrored._typing import Operand
 from mirrored.errors import ArgumentTypeError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import (
+    UNSET,
     adopt,
     held,
     hold,
@@ -77,7 +78,10 @@ def _write(variable: NNXVariable[Any], value: object) -> None:
     if not is_ours(content):
         if value is not content:
             refuse_in_turn(variable)
-        hold(variable, value)
+        # `nnx.update` and `copy_from` write what they find in the slot of the other model. Only a new variable, which
+        # `nnx.merge` or the constructor makes, shares the `mirrored.Variable`.
+        is_new = content is UNSET
+        hold(variable, value if is_new or not isinstance(value, Variable) else value_of(value))
     elif value is not content:
         _assign(variable, content, value)
 
