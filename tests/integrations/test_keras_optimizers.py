@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -148,3 +149,70 @@ def test_a_multi_optimizer_takes_variables_of_mirrored(wrap: Callable[[Any], Any
 
     (mr.function(step) if compiled else step)()
     assert float(weight) == 0.0
+
+
+class _Configured(keras.optimizers.SGD):  # type: ignore[misc]
+    """Scales gradients by numbers that it finds in its attributes."""
+
+    by_class: dict[str, float] = {}
+
+    def __init__(self, place: str) -> None:
+        super().__init__(1.0)
+        self.place = place
+        self.by_name = {"inner": [1.0]}
+        if place == "object":
+            self.by_object = types.SimpleNamespace(factor=1.0)
+        type(self).by_class["factor"] = 1.0
+
+    def set(self, factor: float) -> None:
+        if self.place == "dict":
+            self.by_name["inner"][0] = factor
+        elif self.place == "object":
+            self.by_object.factor = factor
+        else:
+            self.by_class["factor"] = factor
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        found = {"dict": lambda: self.by_name["inner"][0], "object": lambda: self.by_object.factor}
+        factor = found.get(self.place, lambda: self.by_class["factor"])()
+        super().update_step(gradient * factor, variable, learning_rate)
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, _scaled])
+@pytest.mark.parametrize("place", ["dict", "object", "class"])
+def test_an_eager_update_follows_what_a_class_of_the_user_reads(wrap: Callable[[Any], Any], place: str) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        weight = keras.Variable(np.float32(0.0))
+        inner = _Configured(place)
+        optimizer = wrap(inner)
+    for factor, expected in ((1.0, -1.0), (2.0, -3.0), (0.0, -3.0), (1.0, -4.0)):
+        inner.set(factor)
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.5), weight)]))
+        assert float(np.asarray(weight)) == expected
+
+
+def test_a_setting_that_changes_in_each_update_does_not_keep_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mirrored.integrations.keras.optimizers._MOST_COMPILED", 2)
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        weight, optimizer = keras.Variable(np.float32(0.0)), keras.optimizers.SGD(1.0)
+    for step in range(4):
+        optimizer.clipvalue = float(step + 1)
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(5.0), weight)]))
+    assert float(np.asarray(weight)) == -10.0
+    assert len(vars(optimizer)["_mirrored_updates"]) == 2
+
+
+def test_an_eager_update_follows_the_variables_without_weight_decay() -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        weight, optimizer = keras.Variable(np.float32(4.0), name="w"), keras.optimizers.SGD(1.0, weight_decay=0.5)
+        optimizer.build([weight])
+    strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.0), weight)]))
+    assert float(np.asarray(weight)) == 2.0
+    optimizer.built = False  # Keras refuses the call for a built optimizer
+    optimizer.exclude_from_weight_decay(var_names=["w"])
+    optimizer.built = True
+    strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.0), weight)]))
+    assert float(np.asarray(weight)) == 2.0

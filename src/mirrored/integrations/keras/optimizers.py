@@ -15,7 +15,6 @@ from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.compilation.static_keys import Identity
 from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, StructureError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.building import built_once, with_wrapped
@@ -26,6 +25,7 @@ from mirrored.integrations.keras.private import (
     is_optimized,
     variables_of_optimizer,
 )
+from mirrored.integrations.keras.settings import settings_of
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
 from mirrored.optimizers.gradient_merge import note_summed, refuse_keys, update_with_sums
 from mirrored.runtime.ambient import ambient, within
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 keras = load()
 _SCALE: Final = "_mirrored_scale"
+_MOST_COMPILED: Final = 64
 
 
 def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -332,7 +333,7 @@ def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., A
     """Returns the optimizer's update as a function of arrays.
 
     For eager code the function is compiled and cached, because eager code would dispatch each operation separately. The
-    cache key contains the optimizer's scalar settings, which a trace keeps as constants. Under a listener (a tape) the
+    cache key contains the optimizer's settings, which a trace keeps as constants. Under a listener (a tape) the
     function stays uncompiled, so that the listener sees its operations.
     """
 
@@ -344,56 +345,13 @@ def _updates(optimizer: Optimizer, present: tuple[bool, ...]) -> Callable[..., A
             warnings.filterwarnings("ignore", "Gradients do not exist")
             return optimizer.stateless_apply(slots, full, values)
 
-    settings = _all_settings(optimizer)
+    settings = settings_of(optimizer)
     if not is_eval(current_trace()) or ambient().listeners or settings is None:
         return update
     cache = optimizer.__dict__.setdefault("_mirrored_updates", {})
     key = (present, settings)
     if key not in cache:
+        if len(cache) == _MOST_COMPILED:  # a setting that changes in each step, such as a Python counter
+            return update
         cache[key] = jax.jit(update)
     return cache[key]  # type: ignore[no-any-return]
-
-
-def _all_settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
-    """Returns what a trace of an optimizer's update keeps as constants: its settings and the variables' constraints.
-
-    Returns None if a part of it may change without notice.
-    """
-    constraints = [variable.constraint for variable in variables_of_optimizer(optimizer)]
-    found = (_settings(optimizer), *(() if one is None else _of_keras(one) for one in constraints))
-    return None if any(one is None for one in found) else found
-
-
-def _of_keras(part: Any) -> tuple[Any, ...] | None:
-    """Returns a key of a schedule or constraint of Keras; None for one of the user, which may read anything."""
-    if not type(part).__module__.startswith("keras."):
-        return None
-    return Identity(part), repr(part.get_config())
-
-
-def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
-    """Returns the settings of an optimizer and of those in its attributes (`LossScaleOptimizer`, `MultiOptimizer`).
-
-    Returns None if the learning rate is a function or schedule of the user, whose result may change without notice.
-    """
-    found: list[Any] = []
-    for name, value in vars(optimizer).items():
-        if isinstance(value, (bool, int, float, str)):
-            found.append((name, value))
-        elif isinstance(value, (list, tuple)) and all(isinstance(one, (bool, int, float, str)) for one in value):
-            found.append((name, tuple(value)))
-        elif isinstance(value, (np.ndarray, np.generic)) or (isinstance(value, jax.Array) and not value.ndim):
-            found.append((name, str(value.dtype), np.asarray(value).tobytes()))
-        elif isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
-            schedule = _of_keras(value)
-            if schedule is None:
-                return None
-            found.append((name, schedule))
-        elif isinstance(value, keras.optimizers.Optimizer) or name == "_inner_optimizers":
-            inner = [_settings(one) for one in (value if isinstance(value, list) else [value])]
-            if any(one is None for one in inner):
-                return None
-            found.append((name, tuple(inner)))
-        elif name == "_learning_rate" and callable(value) and not hasattr(value, "dtype"):
-            return None
-    return tuple(found)

@@ -1,0 +1,122 @@
+"""Finds the settings of Keras optimizers that a compiled update keeps as constants."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import Tracer
+from mirrored.compilation.static_keys import Identity
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.private import variables_of_optimizer
+
+if TYPE_CHECKING:
+    from keras import Variable as KerasVariable
+    from keras.optimizers import Optimizer
+else:
+    KerasVariable = load().Variable
+
+keras = load()
+_SCALARS: Final = (bool, int, float, complex, str, bytes, type(None), type, np.dtype, re.Pattern)
+# Larger arrays are not compared by value in each update.
+_MOST_ELEMENTS: Final = 1024
+# What Keras itself derives from the variables.
+_DERIVED: Final = frozenset(
+    {"_tracker", "_trainable_variables_indices", "_var_to_optimizer_idx", "_exclude_from_weight_decay_cache"}
+)
+_UNKNOWN: Final = object()
+
+
+def settings_of(optimizer: Optimizer) -> tuple[Any, ...] | None:
+    """Returns what a trace of an optimizer's update keeps as constants: its settings and the variables' constraints.
+
+    Returns None if a part of it may change without notice.
+    """
+    constraints = [variable.constraint for variable in variables_of_optimizer(optimizer)]
+    found = (_settings(optimizer), *(() if one is None else _of_keras(one) for one in constraints))
+    return None if any(one is None for one in found) else found
+
+
+def _is_of_keras(cls: type) -> bool:
+    return cls.__module__.startswith("keras.")
+
+
+def _of_keras(part: Any) -> tuple[Any, ...] | None:
+    """Returns a key of a schedule or constraint of Keras; None for one of the user, which may read anything."""
+    if not _is_of_keras(type(part)):
+        return None
+    return Identity(part), repr(part.get_config())
+
+
+def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
+    """Returns the settings of an optimizer and of those in its attributes (`LossScaleOptimizer`, `MultiOptimizer`).
+
+    Returns None if the learning rate is a function or schedule of the user, or if the class is the user's and has an
+    object among its attributes: their results may change without notice.
+    """
+    found: list[Any] = []
+    for name, value in _attributes(optimizer).items():
+        if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+            part: Any = _of_keras(value)
+        elif isinstance(value, keras.optimizers.Optimizer) or name == "_inner_optimizers":
+            inner = [_settings(one) for one in (value if isinstance(value, list) else [value])]
+            part = None if any(one is None for one in inner) else tuple(inner)
+        elif name == "_learning_rate" and callable(value) and not hasattr(value, "dtype"):
+            part = None
+        else:
+            part = _frozen(value)
+            if part is _UNKNOWN:
+                if _is_of_keras(type(optimizer)):
+                    continue
+                part = None
+        if part is None:
+            return None
+        found.append((name, part))
+    return tuple(found)
+
+
+def _attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Returns the attributes of an optimizer, and those of its class and base classes that are not Keras'."""
+    found: dict[str, Any] = {}
+    for cls in reversed(type(optimizer).__mro__):
+        if cls is not object and not _is_of_keras(cls):
+            found |= {name: value for name, value in vars(cls).items() if not _belongs_to_class(name, value)}
+    found |= vars(optimizer)
+    return {name: value for name, value in found.items() if name not in _DERIVED and not name.startswith("_mirrored")}
+
+
+def _belongs_to_class(name: str, value: object) -> bool:
+    """Returns whether an attribute of a class is a method or descriptor, or Python's own."""
+    return name.startswith(("__", "_abc_")) or callable(value) or hasattr(value, "__get__")
+
+
+def _frozen(value: Any) -> Any:
+    """Returns a hashable key of the content of plain data; `_UNKNOWN` for other objects."""
+    if isinstance(value, _SCALARS):
+        return type(value), value
+    if isinstance(value, KerasVariable):
+        return KerasVariable  # the update takes its value as an argument
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        return _frozen_array(value)
+    if isinstance(value, dict):
+        parts: list[Any] = [part for item in value.items() for part in map(_frozen, item)]
+    elif isinstance(value, (list, tuple)):
+        parts = [_frozen(one) for one in value]
+    elif isinstance(value, (set, frozenset)):
+        parts = [frozenset(map(_frozen, value))]
+        if _UNKNOWN in parts[0]:
+            return _UNKNOWN
+    else:
+        return _UNKNOWN
+    return _UNKNOWN if any(part is _UNKNOWN for part in parts) else (type(value), *parts)
+
+
+def _frozen_array(value: Any) -> Any:
+    is_plain = value.size <= _MOST_ELEMENTS and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+    if not is_plain or value.dtype.hasobject or isinstance(value, Tracer):
+        return _UNKNOWN
+    return str(value.dtype), value.shape, np.asarray(value).tobytes()
