@@ -268,3 +268,15 @@ def test_assign_is_atomic_and_compares_the_structure():
     assert now() == [[0.0, 0.0], [1.0, 1.0]]
     mr.assign(params, {"a": params["b"], "b": params["a"]})
     assert now() == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_assign_refuses_trees_without_variables() -> None:
+    tree = {"a": jnp.zeros(2), "f": jnp.sum}
+    for values in ({"a": jnp.ones(2), "f": jnp.sum}, {"a": np.ones(2), "f": jnp.mean}):
+        with pytest.raises(
+            mr.errors.ArgumentTypeError, match=r"the tree has no variable(.|\n)*mirrored.mirror\(params\)"
+        ):
+            mr.assign(tree, values)
+    mr.assign(tree, tree)
+    mr.assign((), ())
+    mr.assign({"f": jnp.sum}, {"f": jnp.mean})

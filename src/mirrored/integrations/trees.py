@@ -55,7 +55,12 @@ class Bridge(Protocol):
 
 
 # Bridges of frameworks that the program has not imported are not loaded: the tree cannot contain their objects.
-_BRIDGES: Final = {"equinox": "mirrored.integrations.equinox", "flax.nnx": "mirrored.integrations.flax"}
+# Keras is connected by its first use in a scope: before, and on another backend of Keras, it has no such objects.
+_BRIDGES: Final = {
+    "equinox": "mirrored.integrations.equinox",
+    "flax.nnx": "mirrored.integrations.flax",
+    "mirrored.integrations.keras": "mirrored.integrations.keras",
+}
 _NUMBERS: Final = (int, float, complex, np.number, np.bool_)
 
 
@@ -146,11 +151,12 @@ def assign(tree: PyTree, values: PyTree) -> None:
     Context: any, as for `Variable.assign`.
 
     Args:
-        tree: The result of `mirror`.
+        tree: The result of `mirror`, or a tree of Keras variables.
         values: A tree of the same structure. Values at leaves of `tree` that are not variables are ignored.
 
     Raises:
         StructureError: The structures differ, or `values` has a value for None, or a new value for a number.
+        ArgumentTypeError: The tree has arrays or models, and no variable.
 
     Example:
         >>> import mirrored as mr
@@ -180,6 +186,7 @@ def assign(tree: PyTree, values: PyTree) -> None:
     ]
     for variable, value in pairs:
         _check_kept(variable, value)
+    _check_assignable(pairs)
     changed = [(one, value) for one, value in pairs if isinstance(one, Variable) and value is not one]
     # All values are read before the first assignment: `values` may hold variables of `tree` at other places.
     now = [value.read_value() if isinstance(value, Variable) else value for _, value in changed]
@@ -213,6 +220,20 @@ def _check_kept(leaf: object, value: object) -> None:
         rule="only variables can be assigned; mirror converts arrays to variables, but not numbers of Python and NumPy",
         remedy="make it an array before mirroring: state.replace(step=jnp.zeros((), jnp.int32)) for a TrainState",
     )
+
+
+def _check_assignable(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Raises an error for a tree without variables, to whose arrays or models other values were to be assigned."""
+    if any(isinstance(leaf, Variable) for leaf, _ in pairs):
+        return
+    for leaf, value in pairs:
+        if value is not leaf and (is_array(leaf) or hasattr(leaf, "assign") or hasattr(leaf, "trainable_variables")):
+            raise ArgumentTypeError(
+                "mirrored.assign",
+                found=f"the tree has no variable; it has a {type(leaf).__name__}",
+                rule="only variables can be assigned: those of a tree that mirror has returned, or of Keras",
+                remedy="pass params = mirrored.mirror(params); for a Keras model, model.trainable_variables",
+            )
 
 
 def is_array(value: object) -> bool:

@@ -9,6 +9,7 @@ from mirrored.integrations.keras.connecting import connect as connect
 from mirrored.integrations.keras.connecting import disconnect as disconnect
 from mirrored.integrations.keras.losses import LossReductionWarning as LossReductionWarning
 from mirrored.integrations.keras.normalization import SyncBatchNormalization as SyncBatchNormalization
+from mirrored.integrations.keras.trees import BRIDGE as BRIDGE
 from mirrored.integrations.keras.variables import StrategyVariable as StrategyVariable
 from mirrored.integrations.keras.variables import keras as keras
 

@@ -1,0 +1,55 @@
+"""Lets `mirrored.assign` and `mirrored.unmirror` take Keras variables in trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mirrored.errors import ArgumentTypeError
+from mirrored.integrations.keras.variables import StrategyVariable, keras
+
+if TYPE_CHECKING:
+    from keras import Variable as KerasVariable
+
+    from mirrored.variables import Variable
+
+
+class KerasBridge:
+    """The adapter by which `assign` and `unmirror` take Keras variables; `mirror` leaves them as they are."""
+
+    def is_whole(self, value: object) -> bool:
+        """Returns whether `value` is a Keras variable."""
+        return isinstance(value, keras.Variable)
+
+    def mirror(self, value: KerasVariable, path: str) -> KerasVariable:
+        """Returns the variable: in a strategy's scope, a Keras variable is mirrored when it is made."""
+        del path
+        return value
+
+    def unmirror(self, value: KerasVariable) -> Any:
+        """Returns the current value of a Keras variable."""
+        return value.value
+
+    def behind(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
+        """Returns the `mirrored.Variable` that stores the value of a Keras variable, and the function to its form.
+
+        Raises:
+            ArgumentTypeError: No `mirrored.Variable` stores the value of the Keras variable.
+        """
+        if not isinstance(value, keras.Variable):
+            return None
+        if not isinstance(value, StrategyVariable) or value.mirrored is None:
+            raise ArgumentTypeError(
+                "mirrored.assign",
+                found=f"the Keras variable {value.path!r} was made before the first strategy.scope(), or has no value",
+                rule="only variables of mirrored can be assigned, and the Keras variables that they store",
+                remedy="call variable.assign(value), or make the model inside `with strategy.scope():`",
+            )
+        return value.mirrored, _value_of
+
+
+def _value_of(value: Any) -> Any:
+    return value.value if isinstance(value, keras.Variable) else value
+
+
+BRIDGE = KerasBridge()
