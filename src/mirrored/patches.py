@@ -43,6 +43,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "BatchNormalization._moments",
             "EpochIterator._enumerate_iterator",
             "EpochIterator.reset",
+            "JAXEpochIterator._get_iterator",
             "Layer.__call__",
             "Layer._losses",
             "Layer.__setattr__",

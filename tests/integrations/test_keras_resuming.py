@@ -163,6 +163,35 @@ def test_resumed_training_has_the_same_order(kind: str, after: int, save_freq: A
     np.testing.assert_array_equal(found, weights)
 
 
+class OwnStep(keras.Sequential):  # type: ignore[misc]
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("kind", ["seeded", "arrays", "repeated"])
+@pytest.mark.long
+def test_a_step_of_the_user_is_resumed_after_its_last_batch_on_accelerators(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keras, "Sequential", OwnStep)
+    weights, steps = fit(kind, replicas(2))
+    # There, Keras reads one batch ahead.
+    monkeypatch.setattr(keras.src.backend.jax.trainer, "jax", _OnAccelerator())
+    found, resumed_steps = interrupted(kind, replicas(2), tmp_path, PER_EPOCH + 4, 3)
+    assert resumed_steps == steps
+    np.testing.assert_array_equal(found, weights)
+
+
+class _OnAccelerator:
+    """JAX, for Keras' training loops, on a machine with an accelerator."""
+
+    def default_backend(self) -> str:
+        return "gpu"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jax, name)
+
+
 @pytest.mark.parametrize("kind", ["arrays", "seeded"])
 def test_deterministic_training(kind: str, tmp_path: Path) -> None:
     weights, _ = fit(kind, replicas(1, deterministic=True))

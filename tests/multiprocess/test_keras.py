@@ -24,7 +24,9 @@ def alone(how: str) -> dict[str, object]:
     return program.outcome(mr.MirroredStrategy([f"CPU:{index}" for index in range(4)]), how)
 
 
-@pytest.mark.parametrize("how", ["dropout", "dataset", "arrays", "parts"])
+@pytest.mark.parametrize(
+    "how", ["dropout", "dataset", "arrays", "parts", "own step", "own step, parts", "own step, uneven parts"]
+)
 @pytest.mark.sampled(4)
 @pytest.mark.long
 def test_two_workers_do_what_one_process_does(tmp_path, how):
@@ -37,13 +39,15 @@ def test_two_workers_do_what_one_process_does(tmp_path, how):
             np.testing.assert_allclose(worker[name], values, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("how", ["unseeded", "own step, unseeded"])
 @pytest.mark.long
-def test_workers_that_shuffle_differently_are_refused(tmp_path):
-    with job("keras_rows", [1, 1], tmp_path, "unseeded") as started:
+def test_workers_that_shuffle_differently_are_refused(tmp_path, how):
+    with job("keras_rows", [1, 1], tmp_path, how) as started:
         started.wait_for(0, "RESULT", 120)
         output = started.output(0)
     assert "DisagreementError" in output
-    assert "values differ from those of worker 0: the first batch on worker 1" in output
+    first = "the first batch[0] on worker 1; the first batch[1]" if "own" in how else "the first batch"
+    assert f"values differ from those of worker 0: {first} on worker 1" in output
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
 
@@ -14,28 +15,53 @@ import numpy as np
 import mirrored as mr
 
 
+class OwnStep(keras.Sequential):
+    """Overrides the steps as in TensorFlow."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+    def test_step(self, data: Any) -> Any:
+        return super().test_step(data)
+
+
+class Evaluating(keras.callbacks.Callback):
+    """Evaluates data of another kind than those of `fit` at the end of each epoch."""
+
+    def __init__(self, *data: Any) -> None:
+        super().__init__()
+        self._data, self.losses = data, []
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        self.losses += [self.model.evaluate(*data, verbose=0)[0] for data in self._data]
+
+
 def outcome(strategy: mr.MirroredStrategy, how: str = "dataset") -> dict[str, object]:
-    if how != "unseeded":
+    if "unseeded" not in how:
         keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(60, 3)).astype(np.float32)
+    x = rng.normal(size=(57 if "uneven" in how else 60, 3)).astype(np.float32)
     y = x @ np.array([[1.0], [-2.0], [3.0]], np.float32)
-    dataset = mr.data.Dataset.from_tensor_slices((x, y)).batch(16)  # the last batch has 12 rows
+    dataset = mr.data.Dataset.from_tensor_slices((x, y)).batch(16)  # the last batch has 12 rows, or 9
     with strategy.scope():
         dropout = [keras.layers.Dropout(0.3)] if how == "dropout" else []
-        model = keras.Sequential(
-            [keras.Input((3,)), keras.layers.Dense(4, activation="relu"), *dropout, keras.layers.Dense(1)]
-        )
+        kind = OwnStep if "own step" in how else keras.Sequential
+        model = kind([keras.Input((3,)), keras.layers.Dense(4, activation="relu"), *dropout, keras.layers.Dense(1)])
         model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
-    if how == "unseeded":
+    if "unseeded" in how:
         model.fit(x, y, epochs=1, verbose=0)
-    batches = strategy.experimental_distribute_dataset(dataset) if how == "parts" else dataset
+    parts = strategy.experimental_distribute_dataset(dataset)
+    batches = parts if "parts" in how else dataset
     data = (batches,) if how != "arrays" else (x, y)
-    history = model.fit(*data, epochs=2, verbose=0, **({"batch_size": 16} if how == "arrays" else {}))
+    # In the callback and in `fit`, one of two loops reads parts.
+    others = Evaluating((x, y), (parts,))
+    size = {"batch_size": 16} if how == "arrays" else {}
+    history = model.fit(*data, epochs=2, verbose=0, callbacks=[others], **size)
     predicted = model.predict(dataset, verbose=0)
     return {
         "loss": history.history["loss"],
         "mae": history.history["mae"],
+        "evaluated in fit": others.losses,
         "evaluated": [float(value) for value in model.evaluate(dataset, verbose=0)],
         "predicted": predicted.ravel().tolist(),
         "one batch": model.predict_on_batch(x[:6]).ravel().tolist(),

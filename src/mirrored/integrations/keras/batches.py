@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -161,7 +161,7 @@ def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], An
         if has_parts:
             return _of_parts(called, host, sharding)
         if not checked:
-            _check_same(called, host)
+            check_same(called, {"the first batch": host})
             checked = True
         if host.shape[0] % sharding.mesh.size:
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
@@ -182,10 +182,19 @@ def _of_parts(called: str, host: np.ndarray[Any, Any], sharding: NamedSharding) 
     return jax.make_array_from_process_local_data(sharding, host)
 
 
-def _check_same(called: str, host: np.ndarray[Any, Any]) -> None:
+def check_same(called: str, arrays: Mapping[str, HostArray]) -> None:
+    """Raises an error on all workers if the arrays of their first batches differ.
+
+    Args:
+        called: The method of the model, for messages.
+        arrays: The arrays of this worker's batch, by name.
+
+    Raises:
+        DisagreementError: They differ.
+    """
     check_equal(
         f"Model.{called}",
-        {"the first batch": host},
+        arrays,
         rule="all workers read the same batches, and each trains on its own rows of them",
         remedy="call keras.utils.set_random_seed with the same seed on all workers before data is shuffled, or pass "
         "shuffle=False; if each worker has its own data, pass a distributed dataset",

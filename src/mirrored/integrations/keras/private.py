@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from keras.callbacks import BackupAndRestore
     from keras.layers import BatchNormalization
     from keras.optimizers import Optimizer
+    from keras.src.backend.jax.trainer import JAXEpochIterator as JAXEpochIterator
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter as ArrayDataAdapter
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter as PyDatasetAdapter
     from keras.src.trainers.data_adapters.torch_data_loader_adapter import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 keras = load()
 if not TYPE_CHECKING:
     EpochIterator = keras.src.trainers.epoch_iterator.EpochIterator
+    JAXEpochIterator = keras.src.backend.jax.trainer.JAXEpochIterator
     ArrayDataAdapter = keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter
     PyDatasetAdapter = keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter
     TorchDataLoaderAdapter = keras.src.trainers.data_adapters.torch_data_loader_adapter.TorchDataLoaderAdapter

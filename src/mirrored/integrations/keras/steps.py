@@ -26,10 +26,10 @@ from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.compilation import function as compiled
-from mirrored.data.placement import Placer
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.calls import conversion_of_calls
+from mirrored.integrations.keras.loops import placement_for
 from mirrored.integrations.keras.newest import GROUPS
 from mirrored.integrations.keras.private import (
     compute_total_loss,
@@ -134,7 +134,7 @@ def made_for(model: Model, kind: str) -> Callable[..., Any]:
     """
     strategy = strategy_of(model) or get_strategy()
     step = _step_of(model, kind, strategy)
-    place = Placer(strategy.device_assignment).batch
+    place = placement_for(strategy.device_assignment)
 
     def steps(state: PyTree, iterator: Iterator[Any]) -> Any:
         outputs = [step(place(_data_of(model, next(iterator))))]

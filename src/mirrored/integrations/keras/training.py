@@ -17,7 +17,7 @@ from mirrored._jax.arrays import owned
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import Tracer
 from mirrored._jax.trees import tree_map
-from mirrored._typing import Array, HostArray, Leaf
+from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.compilation.dispatch import launched
 from mirrored.data import DistributedDataset
 from mirrored.data.sources import is_dataset
@@ -33,6 +33,7 @@ from mirrored.integrations.keras.batches import (
 )
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.calls import converting_calls
+from mirrored.integrations.keras.loops import Loop, Parts, connect_loops, within_loop
 from mirrored.integrations.keras.masks import connect_masks
 from mirrored.integrations.keras.newest import (
     GROUPS_OF_STEP,
@@ -77,11 +78,16 @@ class Distributing(Distribution):  # type: ignore[misc]
     """A Keras distribution that splits batches over the devices of a strategy, during one call such as `fit`.
 
     With `deterministic=True`, it places them on one device.
+
+    Args:
+        sharding: The sharding of the batches.
+        distribute_data_input: Keras' function, which the call replaces.
     """
 
-    def __init__(self, sharding: jax.sharding.Sharding) -> None:
+    def __init__(self, sharding: jax.sharding.Sharding, distribute_data_input: Callable[..., Any]) -> None:
         super().__init__(device_mesh=None, batch_dim_name="replica", auto_shard_dataset=False)
         self._sharding = sharding
+        self.distribute_data_input = distribute_data_input
 
     @property
     def num_model_replicas(self) -> int:
@@ -125,6 +131,8 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         self._count = cardinality if cardinality >= 0 else None if cardinality == -1 else sum(1 for _ in dataset)
         self._dataset = dataset
         self.has_bare_elements = _has_bare_elements(dataset)
+        self.has_parts = isinstance(dataset, DistributedDataset)
+        self.parts: Parts | None = None  # of the last batch
         self._iterator: Any = None
         self._next = 0
 
@@ -144,6 +152,8 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
             batch = next(self._iterator)
         except StopIteration:
             raise EndOfData from None
+        if self.has_parts:
+            self.parts = _parts_of(batch)
         return tree_map(_whole, batch, is_leaf=_is_split)
 
     def get_state(self) -> Any:
@@ -184,6 +194,15 @@ def _whole(value: Leaf) -> Any:
     return np.concatenate([np.asarray(component) for component in value.values])
 
 
+def _parts_of(batch: PyTree) -> Parts | None:
+    """Returns how the rows of a batch are divided among the replicas; None if it is not a per-replica batch."""
+    values = [leaf for leaf in jax.tree.leaves(batch, is_leaf=_is_split) if _is_split(leaf)]
+    if not values:
+        return None
+    sizes = tuple(int(np.shape(component)[0]) for component in values[0].values)
+    return Parts(sizes, is_ragged=any(value.component_shape is None for value in values))
+
+
 def wrap_model(model_class: type[Model]) -> None:
     """Patches `fit`, `evaluate` and `predict` of `keras.Model` to use all devices of the model's strategy."""
     get_state = on_one_device(model_class._get_jax_state, _device_of)
@@ -198,6 +217,7 @@ def wrap_model(model_class: type[Model]) -> None:
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         replace("keras", model_class, name, _bounding(getattr(model_class, name), kind))
+    connect_loops()
     connect_masks(model_class)
     connect_steps(model_class)
     replace("keras", model_class, "jax_state_sync", from_fit(newest_first(model_class.jax_state_sync)))
@@ -211,17 +231,19 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
         strategy = strategy_of(self)
         if "shuffle" in signature.parameters:
             args, kwargs = _in_order(signature.bind(self, *args, **kwargs))
-        has_parts = any(isinstance(arg, DistributedDataset) for arg in (*args, *kwargs.values()))
         has_bare_elements = _has_bare_elements(*args[:1], **kwargs)
         args = tuple(_fed(arg, strategy) for arg in args)
         kwargs = {name: _fed(arg, strategy) for name, arg in kwargs.items()}
         kind = _KIND_OF[method.__name__.partition("_on_")[0]]
-        spread_over = None if takes_data_alone(self, kind) else strategy
+        x = args[0] if args else kwargs.get("x")
+        alone = takes_data_alone(self, kind)
+        loop = Loop(method.__name__, alone, x if isinstance(x, KerasBatches) else None)
         before = vars(self).get(BARE_ELEMENTS)
         vars(self)[BARE_ELEMENTS] = has_bare_elements
         try:
             with (
-                _distribution_for(spread_over, method.__name__, has_parts, is_alone=strategy is None),
+                within_loop(loop),
+                _distribution_for(None if alone else strategy, loop),
                 _scope_of(strategy),
                 converting_calls(),
             ):
@@ -322,33 +344,42 @@ def _device_of(model: Model) -> Any:
 
 
 @contextmanager
-def _without_distribution() -> Iterator[None]:
-    """Suspends the distribution of the outer loop, for a model without a strategy that one of its callbacks calls."""
-    outer = keras.distribution.distribution()
+def _without_distribution(outer: Distributing) -> Iterator[None]:
+    """Suspends the distribution of the outer loop, for a loop that one of its callbacks or its validation runs."""
+    ours = backend_distribution.distribute_data_input
     try:
         keras.distribution.set_distribution(None)
+        backend_distribution.distribute_data_input = outer.distribute_data_input
         yield
     finally:
+        backend_distribution.distribute_data_input = ours
         keras.distribution.set_distribution(outer)
 
 
 @contextmanager
-def _distribution_for(
-    strategy: Strategy | None, called: str, has_parts: bool, is_alone: bool = False
-) -> Iterator[None]:
-    """Sets the Keras distribution that splits batches over the strategy's devices; does nothing without a strategy."""
+def _distribution_for(strategy: Strategy | None, loop: Loop) -> Iterator[None]:
+    """Sets the Keras distribution that splits the loop's batches over the strategy's devices.
+
+    It replaces that of an outer loop: a callback or the validation of `fit` may read another kind of data, or run a
+    model of another strategy. Without a strategy, and for a TensorFlow-style step, there is none; a distribution of the
+    user stays.
+    """
     outer = keras.distribution.distribution()
-    if strategy is None or outer is not None:
-        with _without_distribution() if is_alone and isinstance(outer, Distributing) else nullcontext():
+    if isinstance(outer, Distributing):
+        with _without_distribution(outer), _distribution_for(strategy, loop):
             yield
         return
-    device = device_for(strategy, f"keras.Model.{called}")
+    if strategy is None or outer is not None:
+        yield
+        return
+    device = device_for(strategy, f"keras.Model.{loop.called}")
     device_assignment = strategy.device_assignment
     assert device_assignment is not None  # `strategy_of` returns no other strategies
     sharding = device_assignment.sharded if device is None else jax.sharding.SingleDeviceSharding(device)
     whole = backend_distribution.distribute_data_input
-    spread = across_workers(called, has_parts) if device_assignment.spans_processes else _divisible(whole)
-    distributing = Distributing(sharding)
+    has_parts = loop.source is not None and loop.source.has_parts
+    spread = across_workers(loop.called, has_parts) if device_assignment.spans_processes else _divisible(whole)
+    distributing = Distributing(sharding, whole)
     try:  # before the first change, because a KeyboardInterrupt may be raised between two
         keras.distribution.set_distribution(distributing)
         backend_distribution.distribute_data_input = spread if device is None else put_on(device)

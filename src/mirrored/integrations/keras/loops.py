@@ -1,0 +1,134 @@
+"""The Keras loop in progress (`fit`, `evaluate`, `predict`), and how its batches reach a TensorFlow-style step.
+
+Keras gives such a step batches on the host, which are split over the replicas here. With several workers, all of them
+read the same batches, or, from a distributed dataset, each one those of its own replicas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+
+from mirrored._jax.trees import tree_map
+from mirrored._typing import PyTree
+from mirrored.data.placement import Placer
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.batches import check_same
+from mirrored.integrations.keras.private import JAXEpochIterator
+from mirrored.patches import replace
+from mirrored.topology.device_assignment import DeviceAssignment
+from mirrored.values.distributed_values import PerReplica
+
+keras = load()
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """How the rows of this worker's batch are divided among its replicas.
+
+    Attributes:
+        sizes: The number of rows of each replica of this worker.
+        is_ragged: Whether some replicas, of any worker, have another number of rows.
+    """
+
+    sizes: tuple[int, ...]
+    is_ragged: bool
+
+
+class Source(Protocol):
+    """The batches of a dataset that a loop reads."""
+
+    has_parts: bool
+    parts: Parts | None
+
+
+@dataclasses.dataclass
+class Loop:
+    """A call of `fit`, `evaluate`, `predict` or a function of one batch.
+
+    Attributes:
+        called: The name of the method.
+        takes_data_alone: Whether the step is TensorFlow-style, see `steps.takes_data_alone`.
+        source: The batches of the dataset that the loop reads; None if it reads other data.
+        is_compared: Whether this worker's first batch was compared with those of the others.
+    """
+
+    called: str
+    takes_data_alone: bool
+    source: Source | None
+    is_compared: bool = False
+
+
+_current: contextvars.ContextVar[Loop | None] = contextvars.ContextVar("_current", default=None)
+
+
+@contextlib.contextmanager
+def within_loop(loop: Loop) -> Iterator[None]:
+    """Makes a loop the one in progress in a ``with`` block; a callback or the validation of `fit` calls another one."""
+    token = _current.set(loop)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def placement_for(device_assignment: DeviceAssignment | None) -> Callable[[PyTree], Any]:
+    """Returns the function that splits a batch of the loop in progress over the replicas, onto their devices."""
+    placer = Placer(device_assignment)
+
+    def place(batch: PyTree) -> Any:
+        loop = _current.get()
+        if not placer.spans_processes or loop is None:
+            return placer.batch(batch)
+        if loop.source is not None and loop.source.has_parts:
+            assert loop.source.parts is not None  # the batch comes from there
+            return _placed_parts(placer, batch, loop.source.parts)
+        if not loop.is_compared:
+            leaves = jax.tree_util.tree_leaves_with_path(batch)
+            check_same(loop.called, {f"the first batch{jax.tree_util.keystr(path)}": leaf for path, leaf in leaves})
+            loop.is_compared = True
+        return placer.batch(batch)
+
+    return place
+
+
+def _placed_parts(placer: Placer, batch: PyTree, parts: Parts) -> Any:
+    ends = list(itertools.accumulate(parts.sizes))
+    bounds = list(zip([0, *ends], ends, strict=False))
+    placed = placer.elements([tree_map(lambda leaf, low=low, high=high: leaf[low:high], batch) for low, high in bounds])
+    if not parts.is_ragged:
+        return placed
+    return tree_map(
+        lambda value: PerReplica.of_components(value.values, value.device_assignment, is_ragged=True),
+        placed,
+        is_leaf=lambda value: isinstance(value, PerReplica),
+    )
+
+
+def connect_loops() -> None:
+    """Patches the iterator of Keras' loops, so that a TensorFlow-style step gets batches that were not read ahead."""
+    replace("keras", JAXEpochIterator, "_get_iterator", _in_step(JAXEpochIterator._get_iterator))
+
+
+def _in_step(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function that begins a pass over the data.
+
+    On accelerators, Keras reads one batch ahead to copy it to the first device. A TensorFlow-style step takes it from
+    the host to all devices, and a backup stores the position after the last batch that was read.
+    """
+
+    @functools.wraps(get_iterator)
+    def getting(self: JAXEpochIterator) -> Any:
+        loop = _current.get()
+        if loop is not None and loop.takes_data_alone and keras.distribution.distribution() is None:
+            return self.data_adapter.get_jax_iterator()
+        return get_iterator(self)
+
+    return getting
