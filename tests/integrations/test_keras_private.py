@@ -306,3 +306,9 @@ def test_an_epoch_enumerates_its_batches_as_begin_end_and_iterator() -> None:
     epochs = private.EpochIterator(X, Y, batch_size=4)
     found = [(begin, end) for begin, end, _ in epochs._enumerate_iterator()]
     assert found == [(0, 0), (1, 1)], "a resumed fit cannot skip the batches before the backup"
+
+
+def test_a_loop_begins_a_pass_by_the_method_that_is_replaced() -> None:
+    epochs = private.JAXEpochIterator(X, Y, batch_size=4)
+    assert len(list(epochs._get_iterator())) == 2
+    assert len(list(epochs.data_adapter.get_jax_iterator())) == 2
