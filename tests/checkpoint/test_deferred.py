@@ -8,6 +8,7 @@ import gc
 import os
 import pickle
 import shutil
+import types
 import weakref
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -15,6 +16,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -23,6 +25,7 @@ import mirrored.tf as tf
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
 from mirrored.errors import CheckpointMismatchError
 from mirrored.integrations.keras import keras
+from mirrored.optimizers import Optimizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
@@ -625,6 +628,36 @@ def test_a_failed_restore_leaves_what_earlier_ones_wait_for(tmp_path):
         checkpoint.restore(saved_pair(tmp_path / "second", x=[1.0, 2.0], y=20.0))
     module.y = mr.Variable(0.0)
     assert float(module.y.numpy()) == 2.0
+
+
+@pytest.mark.parametrize("notices", [True, False])
+@pytest.mark.parametrize("builds", [True, False])
+def test_slots_are_restored_from_an_earlier_restore_than_their_variables(tmp_path, builds, notices):
+    """The step counter had the saved value, and the slots, which were made around its restore, had zeros."""
+    trained, optimizer = Pair(x=[1.0], y=[2.0]), Optimizer(optax.adam(0.1))
+    optimizer.apply_gradients([(np.ones(1, np.float32), trained.x), (np.ones(1, np.float32), trained.y)])
+    whole = Checkpoint(m=trained, optimizer=optimizer).write(tmp_path / "whole")
+    saved = {
+        name: leaf.read().value for name, leaf in Checkpoint(optimizer=optimizer, m=trained).graph().leaves.items()
+    }
+    module, optimizer = (
+        Pair(x=[0.0]) if notices else types.SimpleNamespace(x=mr.Variable([0.0])),
+        Optimizer(optax.adam(0.1)),
+    )
+    checkpoint = Checkpoint(m=module, optimizer=optimizer)
+    checkpoint.restore(whole).expect_partial()
+    if not notices:
+        module.y = mr.Variable([0.0])
+    checkpoint.restore(saved_pair(tmp_path / "model", x=[10.0], y=[20.0])).expect_partial()
+    if notices:
+        module.y = mr.Variable([0.0])
+    assert float(module.y.numpy()[0]) == 20.0
+    if builds:
+        optimizer.build([module.x, module.y])
+    found = {name: leaf.read().value for name, leaf in checkpoint.graph().leaves.items() if name.startswith("opt")}
+    assert found == {name: value for name, value in saved.items() if name in found} != {}
+    assert len(found) == 6
+    assert checkpoint._restoration is None
 
 
 def test_restores_of_the_same_names_do_not_add_up(tmp_path):

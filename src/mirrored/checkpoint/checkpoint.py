@@ -380,6 +380,9 @@ class Checkpoint:
             self._keepers = list({id(one): one for one in kept}.values())
             deferred.expect(self, self._keepers)
             hooks.connect()  # so that the frameworks' objects report new attributes
+            if succession.has_earlier:
+                succession.make_slots(called)
+                self._stop_if_over(succession)
 
     def graph(self) -> Graph:
         """Returns all state that the checkpoint's objects have now, by name."""
@@ -412,6 +415,9 @@ class Checkpoint:
             leaves = walk([Part("new", value, Root({"new": value}, "new"))]).leaves.values()
             deferred.drop(self.held_among([leaf.variable for leaf in leaves if isinstance(leaf, VariableLeaf)]))
             raise
+        self._stop_if_over(restoration)
+
+    def _stop_if_over(self, restoration: Succession) -> None:
         # Reading a variable restores further ones, which may have ended the restore already.
         if self._restoration is restoration and restoration.is_over():
             self._stop_waiting()

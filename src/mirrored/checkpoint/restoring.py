@@ -16,7 +16,7 @@ from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
-from mirrored.checkpoint.objects import is_generated
+from mirrored.checkpoint.objects import HasSlots, is_generated
 from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.sharing import own_position, settled
 from mirrored.checkpoint.slot_groups import check_groups, saved_path
@@ -128,6 +128,17 @@ class Restoration:
         elif new:
             self._restore(called, wanted, strict=False, first=False)
         return bool(new)
+
+    def make_slots(self, called: str) -> None:
+        """Makes and restores slots that wait for variables whose values a newer restore has.
+
+        Does nothing in a step, or if they cannot be restored: `proceed` follows when the program makes them.
+        """
+        graph, here = self._look(), ambient()
+        found = match(graph, self._manifest)
+        if here.replica is None and here.store is None and _slots_to_make(graph, found, self._manifest):
+            with contextlib.suppress(CheckpointError):
+                self._restore(called, lambda name, leaf: False, strict=False, first=False)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
         """Returns a new checkpoint's manifest plus the saved values that were not restored yet, so that none is lost.
@@ -353,11 +364,20 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
     Returns:
         Whether any slots were created.
     """
+    todo = _slots_to_make(graph, found, manifest)
+    for optimizer, groups in todo:
+        for group in groups:
+            optimizer.build(group)
+    return bool(todo)
+
+
+def _slots_to_make(graph: Graph, found: Match, manifest: Manifest) -> list[tuple[HasSlots, list[list[Any]]]]:
+    """Returns the optimizers without slots for which `_make_slots` creates some, each with the groups of variables."""
     variables = {source: graph.variables.get(name) for name, (source, _) in found.pairs.items()}
     of_unbuilt = {
         source for name, (source, leaf) in found.pairs.items() if name in graph.recent or isinstance(leaf, RateLeaf)
     }
-    made = False
+    todo: list[tuple[HasSlots, list[list[Any]]]] = []
     others = graph.other_names()
     for name, optimizer in graph.optimizers.items():
         path = saved_path(name, others, manifest)
@@ -367,10 +387,8 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
         members = [[variables.get(one) for one in group] for group in manifest.groups[path]]
         if any(variable is None for group in members for variable in group):
             continue
-        for group in members or [[]]:
-            optimizer.build(group)
-        made = True
-    return made
+        todo.append((optimizer, members or [[]]))
+    return todo
 
 
 def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[str, Saved]:

@@ -43,11 +43,22 @@ class Succession:
 
         The arguments and the errors are those of `Restoration.proceed`.
         """
-        for number, one in enumerate(self._restorations):
+        waiting = self._restorations  # which a nested call may replace
+        for number, one in enumerate(waiting):
             if one.proceed(called, wanted):
-                for earlier in self._restorations[number + 1 :]:
+                for earlier in waiting[number + 1 :]:
                     earlier.leave_to(one)
+                    earlier.make_slots(called)
         # Reading a variable restores further ones, so other restores may be over, too.
+        self._restorations = tuple(one for one in self._restorations if not one.is_over())
+
+    def make_slots(self, called: str) -> None:
+        """Makes and restores the slots of optimizers whose variables all exist now, as `restore` does.
+
+        Their values can be in an earlier restore than those of the variables.
+        """
+        for one in self._restorations:
+            one.make_slots(called)
         self._restorations = tuple(one for one in self._restorations if not one.is_over())
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
