@@ -294,6 +294,7 @@ class TestSpecs:
         assert read(found) == [(b"a", [1, 2], 0.5), (b"bc", [3], 1.5)]
         for options in (
             {"output_types": (str, np.int64, np.float32), "output_shapes": ((), None, ())},
+            {"output_types": (np.dtype("U5"), np.int64, np.float32), "output_shapes": ((), None, ())},
             {"output_types": ("string", np.int64, np.float32), "output_shapes": [(), None, ()]},
             {"output_signature": tuple(map(tf.TensorSpec, ((), None, ()), (tf.string, tf.int64, tf.float32)))},
         ):
@@ -312,6 +313,9 @@ class TestSpecs:
             ({"output_types": (tf.TensorSpec((), tf.int32),), "output_shapes": ((),)}, "output_types contains"),
             ({"output_types": ArraySpec((), np.dtype("int32"))}, "output_types contains ArraySpec"),
             ({"output_types": (3,)}, "output_types contains 3"),
+            ({"output_types": (np.arange(3),)}, r"output_types contains array\(\[0, 1, 2\]\)"),
+            ({"output_signature": np.float32}, "output_signature contains <class 'numpy.float32'>"),
+            ({"output_signature": {"a": tf.float32}}, "output_signature contains tf.float32"),
             ({"output_types": (np.int32, np.int32), "output_shapes": ((),)}, r"output_shapes=\(\(\),\)"),
             ({"output_types": np.int32, "output_shapes": "x"}, "output_shapes='x'"),
             ({"output_shapes": ()}, "output_shapes without output_types"),

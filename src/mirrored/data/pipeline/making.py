@@ -249,6 +249,12 @@ def _declared(types: PyTree, shapes: PyTree, signature: PyTree) -> _Declared | N
         raise _refuse_types("output_shapes without output_types", "shapes go with dtypes", "output_shapes")
     if signature is not None:
         given, structure = tree_flatten(signature, is_leaf=lambda part: hasattr(part, "shape"))
+        others = [
+            one for one in given if isinstance(one, type) or not (hasattr(one, "shape") and hasattr(one, "dtype"))
+        ]
+        if others:
+            found, rule = f"output_signature contains {others[0]!r}", "output_signature is a pytree of specs"
+            raise _refuse_types(found, rule, "output_types")
         parts = [(_dtype(one.dtype), TensorShape(one.shape)) for one in given]
         return _Declared("output_signature", "output_signature", parts, structure)
     given, structure = tree_flatten(types, is_leaf=lambda part: hasattr(part, "shape"))
@@ -283,8 +289,8 @@ def _refuse_types(found: str, rule: str, name: str) -> ArgumentError:
 
 def _dtype(given: Any) -> np.dtype[Any]:
     is_spec = hasattr(given, "shape") and hasattr(given, "dtype") and not isinstance(given, type)
-    name = getattr(given, "name", given)
-    if name in ("string", "bytes"):
+    name = given if is_spec or isinstance(given, np.dtype) else getattr(given, "name", given)
+    if isinstance(name, str) and name in ("string", "bytes"):
         return np.dtype(object)
     try:
         dtype = None if is_spec or name is None else np.dtype(name)
