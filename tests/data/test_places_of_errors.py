@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from data.readings import assert_resumes_everywhere, read
@@ -86,6 +87,15 @@ def test_batches_and_random_numbers_are_those_of_an_indexed_pipeline(name: str) 
     indexed, stream = (step(make(9)).ignore_errors() for make in PIPELINES.values())
     assert read(stream) == read(indexed) != []
     assert_resumes_everywhere(stream)
+
+
+@pytest.mark.parametrize("step", [lambda d: d.rebatch(1).unbatch(), lambda d: d.unbatch()], ids=["rebatch", "unbatch"])
+def test_an_element_that_is_no_batch_is_left_out(step: Callable[[Dataset], Dataset]) -> None:
+    """`rebatch` raised the error, because its position was still before the element."""
+    batches = [np.arange(2), np.int64(9), np.arange(2)]
+    dataset = step(Dataset.from_generator(lambda: iter(batches))).ignore_errors()
+    assert read(dataset) == [0, 1, 0, 1]
+    assert_resumes_everywhere(dataset)
 
 
 def test_the_index_of_a_predicate_counts_elements_that_raise() -> None:

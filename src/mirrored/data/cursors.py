@@ -408,6 +408,7 @@ class RebatchCursor:
         before = self._parent.get_state()
         try:
             batch = next(self._parent)
+            length = batch_size(batch, "Dataset.rebatch")
         except StopIteration:
             if self._batch is None and self._row:
                 raise beyond_end() from None
@@ -417,7 +418,6 @@ class RebatchCursor:
         except Exception:  # `ignore_errors` goes on after this batch, and sees it by the position
             self._before, self._batch, self._length, self._row = self._parent.get_state(), None, 0, 0
             raise
-        length = batch_size(batch, "Dataset.rebatch")
         # After a restored position `_row` is the first row of this batch that was not returned.
         self._row = 0 if self._batch is not None else self._row
         if self._row > length:
