@@ -118,6 +118,8 @@ def test_gpus_are_found_without_starting_jax(tmp_path, cuda):
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": " "}, tmp_path) == []
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, tmp_path) == ["0"], "CUDA ignores what follows -1"
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1,0"}, tmp_path) == []
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, tmp_path) == [], "Slurm sets it in jobs without GPUs"
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-8932f937,MIG-1"}, tmp_path) == ["GPU-8932f937", "MIG-1"]
 
 
 def test_gpus_that_jax_has_no_plugin_for_are_left_out(tmp_path, monkeypatch):

@@ -227,11 +227,11 @@ def gpus_in(visible_devices: str) -> list[str]:
     """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names; CUDA ignores what follows an invalid name.
 
     Example:
-        >>> gpus_in("0, 2,-1,3"), gpus_in("-1")
-        (['0', '2'], [])
+        >>> gpus_in("0, 2,-1,3"), gpus_in("GPU-8932f937"), gpus_in("NoDevFiles")
+        (['0', '2'], ['GPU-8932f937'], [])
     """
     names = (name.strip() for name in visible_devices.split(","))
-    return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
+    return list(itertools.takewhile(re.compile(r"\d+$|GPU-|MIG-").match, names))
 
 
 def _number_of_gpus(named: list[str] | None) -> int:
