@@ -37,6 +37,9 @@ class ContainerSnapshot:
     Args:
         container: A container that `is_container` accepts.
 
+    Attributes:
+        is_queue: Whether it is a queue, which other threads may use.
+
     Example:
         >>> rows = collections.deque([1, 2, 3])
         >>> before = ContainerSnapshot(rows)
@@ -50,9 +53,12 @@ class ContainerSnapshot:
     """
 
     def __init__(self, container: Any) -> None:
-        self._container = container.queue if type(container) in _QUEUES else container
-        keyed = isinstance(self._container, dict)
-        self._before: list[Any] = list(self._container.items() if keyed else self._container)
+        self.is_queue = type(container) in _QUEUES
+        self._container = container.queue if self.is_queue else container
+        self._before = self._content()
+
+    def _content(self) -> list[Any]:
+        return list(self._container.items() if isinstance(self._container, dict) else self._container)
 
     def are_taken(self) -> bool:
         """Returns whether elements of the container have been removed or moved since the snapshot.
@@ -97,7 +103,9 @@ class ContainerSnapshot:
             self._container.extend(self._before)
 
     def rewind(self) -> None:
-        """Restores exactly the elements that the container had at the snapshot."""
+        """Restores exactly the elements that the container had at the snapshot; leaves it alone if it has them."""
+        if _is_identical(self._before, self._content()):
+            return  # another thread may be using it
         self._container.clear()
         if isinstance(self._container, (dict, set)):
             self._container.update(self._before)
@@ -108,6 +116,17 @@ class ContainerSnapshot:
 def is_container(value: object) -> bool:
     """Returns whether `value` is a plain list, dict, set, deque or queue."""
     return type(value) in (*_ORDERED, *_KEYED, *_QUEUES)
+
+
+def _is_identical(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Returns whether two lists have the same objects, or tuples (items of a dict) of the same objects."""
+    return len(before) == len(after) and all(map(_is_same_element, before, after))
+
+
+def _is_same_element(one: Any, other: Any) -> bool:
+    if type(one) is tuple and type(other) is tuple:
+        return len(one) == len(other) and all(map(operator.is_, one, other))
+    return one is other
 
 
 def _is_subsequence(part: Sequence[Any], whole: Sequence[Any]) -> bool:

@@ -111,11 +111,13 @@ class PythonState:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether `rewind` can undo everything that a trace may change; False if the function can reach an iterator.
+        """Whether `rewind` can undo everything that a trace may change; False if it can reach an iterator or a queue.
 
-        An element that a trace has taken from an iterator cannot be put back.
+        An element that a trace has taken from an iterator cannot be put back. Other threads use a queue meanwhile: a
+        rewound queue would lose what they have put there, and return again what they have taken. And a trace would wait
+        for an element of an empty one.
         """
-        return not (self._iterators or self._nested)
+        return not (self._iterators or self._nested or any(contents.is_queue for _, contents in self._containers))
 
     def rewind(self) -> None:
         """Restores the containers and random generators to their state before the trace.

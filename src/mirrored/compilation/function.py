@@ -15,7 +15,7 @@ from mirrored.compilation.frozen_state import PythonState, exhausted, iterating
 from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
-from mirrored.compilation.ragged import RunScales, check_eager_call, undone_after_errors
+from mirrored.compilation.ragged import checked_call, undone_after_errors
 from mirrored.compilation.retraces import log_ragged, log_retrace
 from mirrored.compilation.scan import stacked_steps
 from mirrored.compilation.signature import (
@@ -83,7 +83,7 @@ class Function(Code):
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
         self._quick: dict[Hashable, Program] = {}
-        self._has_met_ragged = False
+        self._has_met_ragged = self._is_checked = False
         self._last: Arguments | None = None
         self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
@@ -130,8 +130,7 @@ class Function(Code):
         try:
             arguments = flatten_arguments(args, kwargs, here.device_assignment)
         except Ragged:
-            with within(driver=self._notice_ragged(args, kwargs, here) or here.driver):
-                return undone_after_errors(lambda: self._as_python(*args, **kwargs))
+            return self._call_eagerly(args, kwargs, here)
         try:
             program = self._program(arguments, here)
         except IteratedWhileTracing:
@@ -276,13 +275,25 @@ class Function(Code):
         self._traces += 1
         return program, python_state.frozen()
 
-    def _notice_ragged(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> RunScales | None:
-        """Checks the loss scale before the first eager call; may return a driver that checks the runs of that call."""
-        if self._has_met_ragged:
-            return None
-        self._has_met_ragged = True
-        log_ragged(self.python_function, self._name)
-        return None if self._programs else check_eager_call(self, self._name, args, kwargs, here.device_assignment)
+    def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> Any:
+        """Calls the function as Python, because per-replica batches are uneven; checks the loss scale of a first call.
+
+        If the call fails, the next one is checked.
+        """
+        if not self._has_met_ragged:
+            self._has_met_ragged = True
+            log_ragged(self.python_function, self._name)
+        call = self._as_python
+        if self._is_checked or self._programs:
+            return undone_after_errors(lambda: call(*args, **kwargs))
+        self._is_checked = True
+        try:
+            return undone_after_errors(
+                lambda: checked_call(self, self._name, call, args, kwargs, here.device_assignment)
+            )
+        except BaseException:
+            self._is_checked = False
+            raise
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program for the given arguments with JAX, without running it, to inspect its HLO.

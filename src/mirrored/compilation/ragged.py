@@ -14,7 +14,7 @@ from mirrored.compilation.rewinding import Names
 from mirrored.compilation.signature import flatten_arguments
 from mirrored.compilation.static_keys import static_key
 from mirrored.errors import LossScaleWarning
-from mirrored.runtime.ambient import within
+from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.closure_key import code_of
 from mirrored.runtime.hooks import Driver
 from mirrored.values import structures
@@ -53,7 +53,7 @@ def _evened(leaf: Any) -> Any:
 
 
 class RunScales(Driver):
-    """A `Driver` that checks the loss scale of each `Strategy.run` in a function, but does not compile the calls.
+    """A `Driver` that notes each `Strategy.run` in a function, to check its loss scale later; it compiles none of them.
 
     It is for a function that cannot be traced as a whole, because it can reach an iterator: a replica function usually
     reaches none, as the elements are its arguments.
@@ -67,92 +67,126 @@ class RunScales(Driver):
     def __init__(self, trace: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], object]) -> None:
         super().__init__(lambda function: function, static_key)
         self._trace = trace
-        self._checked: set[Any] = set()
+        self._noted: dict[Any, tuple[Any, Callable[..., Any], Any, Any]] = {}
 
     def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """Checks the loss scale of a `strategy.run` with uneven batches, once per function; returns `function`.
+        """Notes a `strategy.run` with uneven batches, the first one of each function; returns `function`."""
+        code = code_of(function)
+        given = (tuple(args), dict(kwargs))
+        if code not in self._noted and any(map(_is_ragged, structures.flatten(given)[0])):
+            self._noted[code] = (strategy, function, *evened(*given))
+        return function
+
+    def check(self) -> None:
+        """Checks the loss scale of the runs that were noted.
 
         Warns:
             LossScaleWarning: As when the run is compiled.
         """
-        code = code_of(function)
-        given = (tuple(args), dict(kwargs))
-        if code not in self._checked and any(map(_is_ragged, structures.flatten(given)[0])):
-            self._checked.add(code)
-            own_args, own_kwargs = evened(*given)
-            leaves = structures.flatten((own_args, own_kwargs))[0]
-            name = str(getattr(function, "__name__", "function"))
+        for noted in self._noted.values():
+            self._check_run(*noted)
 
-            def run(*args: Any, **kwargs: Any) -> Any:
-                return strategy.run(function, args, kwargs)
+    def _check_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        leaves = structures.flatten((args, kwargs))[0]
+        name = str(getattr(function, "__name__", "function"))
 
-            with within(driver=None):
-                check_scale(function, name, leaves, lambda: self._trace(run, own_args, own_kwargs))
-        return function
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return strategy.run(function, args, kwargs)
+
+        with within(driver=None):
+            check_scale(function, name, leaves, lambda: self._trace(run, args, kwargs))
 
 
-def check_eager_call(
-    function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: DeviceAssignment | None
-) -> RunScales | None:
-    """Checks the loss scale of a compiled function that is about to run eagerly because of uneven batches.
+def checked_call(
+    function: Any,
+    name: str,
+    call: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device_assignment: DeviceAssignment | None,
+) -> T:
+    """Calls a compiled function eagerly because of uneven batches; then checks its loss scale.
+
+    The check comes after the call, which has then created the variables and everything else that the function creates
+    at its first call, and the trace of the check finds them.
 
     Args:
         function: The `Function`.
         name: Its name, for messages.
+        call: Calls it eagerly.
         args: The positional arguments of the call.
         kwargs: The keyword arguments.
         device_assignment: That of the current strategy.
 
     Returns:
-        None, or the driver with which the call must run, so that its runs are checked one by one.
+        The result of the call.
+
+    Warns:
+        LossScaleWarning: As when the function is compiled.
     """
 
     def trace(to_trace: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arguments = flatten_arguments(args, kwargs, device_assignment)
-        with tracing:
+        with tracing, within(creators=(*ambient().creators, _refuse_created)):
             without_turns(functools.partial(Program, to_trace, arguments, donate=False, owner=function))
 
     own = evened(args, kwargs)
     leaves = structures.flatten(own)[0]
-    checked = check_scale(function.python_function, name, leaves, lambda: trace(function.traced_function, *own))
-    return None if checked else RunScales(trace)
+    if not PythonState(function.python_function, leaves, name).can_rewind:
+        runs = RunScales(trace)
+        with within(driver=runs):
+            result = call(*args, **kwargs)
+        runs.check()
+        return result
+    result = call(*args, **kwargs)
+    check_scale(function.python_function, name, leaves, lambda: trace(function.traced_function, *own))
+    return result
 
 
-def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], trace: Callable[[], object]) -> bool:
+class _CreatedWhileChecking(BaseException):
+    """Exception that ends a trace made only for a check, in which the user's function creates a variable.
+
+    It is not an `Exception`: user code that catches `Exception` must not handle it.
+    """
+
+
+def _refuse_created(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    """Variable creator that ends the trace: no undo would remove the variable from optimizers and checkpoints."""
+    raise _CreatedWhileChecking
+
+
+def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], trace: Callable[[], object]) -> None:
     """Traces a function only to warn of a wrong loss scale; then undoes the function's changes to Python objects.
 
     These are containers, random generators, attributes of the user's objects, closure variables and globals.
 
-    Eager steps compute no jaxpr in which the check could find the scale. If the trace fails, nothing is checked. If the
-    function can reach iterators, it is not traced: the trace would take elements from them, which cannot be put back,
-    so a step would train on other examples than without the check.
+    Eager steps compute no jaxpr in which the check could find the scale. If the trace fails, or would create a
+    variable, nothing is checked any more. If the function can reach iterators or queues, it is not traced: the trace
+    would take elements from them, which cannot be put back, so a step would train on other examples than without the
+    check.
 
     Args:
-        function: The Python function.
+        function: The Python function. It has been called before.
         name: Its name, for messages.
         leaves: The leaves of its arguments.
         trace: Traces it.
-
-    Returns:
-        Whether the function was traced.
 
     Warns:
         LossScaleWarning: As when the function is compiled.
     """
     python_state = PythonState(function, leaves, name)
     if not python_state.can_rewind:
-        return False
+        return
     names = Names(function, leaves)
     try:
         trace()
     except LossScaleWarning:
         raise  # warnings are errors
-    except Exception:  # the eager step works, or raises its own error
+    except (Exception, _CreatedWhileChecking):  # the eager step has worked
         pass
     finally:
         python_state.rewind()
         names.rewind()
-    return True
 
 
 def undone_after_errors(call: Callable[[], T]) -> T:

@@ -7,13 +7,9 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import jax
-
-from mirrored._jax.traces import Tracer
 from mirrored.compilation.captured_objects import attributes_of, is_users, names_in, nested
 from mirrored.compilation.frozen_state import within_reach
 
-_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), jax.Array)
 _MISSING: Final = object()
 
 
@@ -37,13 +33,9 @@ class Names:
         self._attributes = [(owner, own) for owner in owners if (own := _own_attributes(owner))]
 
     def rewind(self) -> None:
-        """Restores the values of all names.
-
-        Objects that the function has created in place of None or of nothing stay, such as a variable or a layer, and
-        so do flags that became True, such as ``built``: the eager call would create others.
-        """
+        """Restores the values of all names."""
         for cell, before in self._cells:
-            if _is_to_restore(before, _content(cell)):
+            if _content(cell) is not before:
                 if before is _MISSING:
                     del cell.cell_contents
                 else:
@@ -64,15 +56,8 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tu
     """Yields the names whose values must be restored, each with its value before, or `_MISSING`."""
     for name in {**before, **after}:
         old = before.get(name, _MISSING)
-        if _is_to_restore(old, after.get(name, _MISSING)):
+        if after.get(name, _MISSING) is not old:
             yield name, old
-
-
-def _is_to_restore(before: object, after: object) -> bool:
-    if after is before or (before is False and after is True):
-        return False  # a flag that something has been created, which stays
-    is_created = before is None or before is _MISSING
-    return not is_created or isinstance(after, _PLAIN) or any(isinstance(one, Tracer) for one in jax.tree.leaves(after))
 
 
 def _content(cell: types.CellType) -> object:
