@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored import tf
 
 
 def epoch_of(strategy: Any, v: Any, seen: list[int]) -> Any:
@@ -331,3 +333,30 @@ def test_a_list_of_objects_that_do_not_compare_is_traced_once() -> None:
 
     epoch(strategy.distribute_dataset([np.ones((2, 1), np.float32)] * 12))
     assert epoch.trace_count == 1
+
+
+@pytest.mark.parametrize("decorate", [mr.function, tf.function], ids=["mirrored", "tf"])
+@pytest.mark.parametrize("is_copied", [False, True], ids=["method", "method of a copy"])
+def test_a_method_that_iterates_over_a_dataset_compiles_its_runs(decorate: Any, is_copied: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    seen: list[int] = []
+
+    class Trainer:
+        factor = 2.0
+
+        def step(self, x: Any) -> Any:
+            seen.append(1)
+            return x.sum() * self.factor
+
+        @decorate
+        def epoch(self, dataset: Any) -> list[float]:
+            totals = []
+            for x in dataset:
+                total = strategy.reduce("SUM", strategy.run(self.step, args=(x,)), axis=None)
+                totals.append(float(total))
+            return totals
+
+    trainer = copy.deepcopy(Trainer()) if is_copied else Trainer()
+    dataset = strategy.distribute_dataset([np.full((2, 1), i, np.float32) for i in range(3)])
+    assert [trainer.epoch(dataset) for _ in range(2)] == [[0.0, 4.0, 8.0]] * 2
+    assert len(seen) == 1

@@ -199,7 +199,9 @@ class Function(Code):
 
     def _alike(self, function: Callable[..., Any]) -> Function:
         """Compiles another Python function with the options of this one."""
-        return Function(function, donate=self._donate, conversion=self._conversion)
+        # The conversion of a bound method returns the method, whatever it is given.
+        conversion = (self if self._method is None else self._method[0])._conversion
+        return Function(function, donate=self._donate, conversion=conversion)
 
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a function that iterates over a dataset in Python, and compiles each `strategy.run` in it."""
