@@ -335,6 +335,32 @@ def test_a_list_of_objects_that_do_not_compare_is_traced_once() -> None:
     assert epoch.trace_count == 1
 
 
+@pytest.mark.parametrize("given", ["dataset", "iterator", "in a dict", "by keyword"])
+def test_what_precedes_the_loop_runs_once(given: str) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    dataset = strategy.distribute_dataset([np.full((2, 1), i, np.float32) for i in range(3)])
+    generator, epochs, made = np.random.default_rng(0), [], []
+
+    @mr.function
+    def epoch(data: Any) -> list[float]:
+        epochs.append(generator.random())
+        if not made:
+            made.append(mr.Variable(2.0))
+        totals = []
+        for x in data["data"] if given == "in a dict" else data:
+            sums = strategy.run(lambda x: x.sum() * made[0], args=(x,))
+            totals.append(float(strategy.reduce("SUM", sums, axis=None)))
+        return totals
+
+    for _ in range(2):
+        data: Any = iter(dataset) if given == "iterator" else dataset
+        totals = epoch(data=data) if given == "by keyword" else epoch({"data": data} if given == "in a dict" else data)
+        assert totals == [0.0, 4.0, 8.0]
+    again = np.random.default_rng(0)
+    assert epochs == [again.random(), again.random()]
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("decorate", [mr.function, tf.function], ids=["mirrored", "tf"])
 @pytest.mark.parametrize("is_copied", [False, True], ids=["method", "method of a copy"])
 def test_a_method_that_iterates_over_a_dataset_compiles_its_runs(decorate: Any, is_copied: bool) -> None:

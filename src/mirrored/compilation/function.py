@@ -32,7 +32,7 @@ from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
 from mirrored.runtime.entry_point import entry_point
-from mirrored.runtime.hooks import Driver, EndOfElements, IteratedWhileTracing
+from mirrored.runtime.hooks import Driver, EndOfElements, IteratedAsPython, IteratedWhileTracing
 from mirrored.variables.state_lock import tracing, without_turns
 from mirrored.variables.storage import sizes_of_resizables
 
@@ -132,6 +132,8 @@ class Function(Code):
         except Ragged:
             return self._call_eagerly(args, kwargs, here)
         try:
+            if any(isinstance(leaf, IteratedAsPython) for leaf in arguments.leaves):
+                raise IteratedWhileTracing
             program = self._program(arguments, here)
         except IteratedWhileTracing:
             self._driver = Driver(self._alike, static_key)

@@ -20,7 +20,7 @@ from mirrored.data.specs import elements_html
 from mirrored.data.worker_steps import WorkerSteps, worker_steps
 from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.hooks import note_iteration, stop_iteration
+from mirrored.runtime.hooks import IteratedAsPython, note_iteration, stop_iteration
 
 _VERSION: Final = 1
 _TRANSFORMATIONS: Final = frozenset(
@@ -29,7 +29,7 @@ _TRANSFORMATIONS: Final = frozenset(
 )
 
 
-class DistributedIterator:
+class DistributedIterator(IteratedAsPython):
     """An iterator over a distributed dataset: each element holds one batch per replica, on the devices.
 
     Context: cross-replica. Use it in a `for` loop, with `next`, `get_next` or `get_next_as_optional`. It is also a
@@ -307,7 +307,7 @@ class DistributedIterator:
         refuse_transformation("DistributedIterator", name)
 
 
-class DistributedDataset:
+class DistributedDataset(IteratedAsPython):
     """An iterable dataset of per-replica values; the result of `Strategy.experimental_distribute_dataset`.
 
     Each iteration starts a new epoch. With one replica, elements are plain arrays.

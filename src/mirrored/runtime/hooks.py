@@ -229,6 +229,16 @@ class IteratedWhileTracing(BaseException):
     """
 
 
+class IteratedAsPython:
+    """Marker base class of datasets and their iterators.
+
+    A compiled function that has one among its arguments runs as Python from its first call on: a trace would execute
+    what precedes the loop once more.
+    """
+
+    __slots__ = ()
+
+
 class EndOfElements(StopIteration):
     """The `StopIteration` at a dataset's end, in a `mirrored.function` that runs as Python instead of being traced.
 

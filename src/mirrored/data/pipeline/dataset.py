@@ -20,12 +20,12 @@ from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.tables import Tables
 from mirrored.data.specs import elements_html
 from mirrored.errors import ArgumentError, EndOfDataError
-from mirrored.runtime.hooks import note_iteration
+from mirrored.runtime.hooks import IteratedAsPython, note_iteration
 
 S = TypeVar("S")
 
 
-class Dataset(Making, Combining, Grouping, Sampling, Tables):
+class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
     """An immutable input pipeline like `tf.data.Dataset`, whose elements are pytrees of NumPy arrays.
 
     `Dataset.range`, `Dataset.from_tensor_slices` and the other class methods create a dataset. Each transformation

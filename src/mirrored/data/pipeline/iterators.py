@@ -27,7 +27,7 @@ from mirrored.data.pipeline.positions import (
 )
 from mirrored.data.pipeline.transformations import Prefetched
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
-from mirrored.runtime.hooks import note_iteration, stop_iteration
+from mirrored.runtime.hooks import IteratedAsPython, note_iteration, stop_iteration
 
 # Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
 
@@ -53,7 +53,7 @@ class Epochs:
             return self.next - 1
 
 
-class DatasetIterator:
+class DatasetIterator(IteratedAsPython):
     """An iterator over a `Dataset`, whose read position can be saved and restored.
 
     Several threads can share it: each element is returned to one of them. After an interrupt (Ctrl-C) it goes on with
