@@ -361,6 +361,33 @@ def test_what_precedes_the_loop_runs_once(given: str) -> None:
     assert len(made) == 1
 
 
+@pytest.mark.parametrize("creates", [False, True], ids=["", "creates a variable"])
+def test_what_precedes_a_loop_over_a_dataset_of_the_object_runs_once(creates: bool) -> None:
+    """Or twice, if it creates variables, which stay."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.dataset = strategy.distribute_dataset([np.ones((2, 1), np.float32)] * 2)
+            self.epochs, self.history, self.params = 0, list[int](), dict[str, Any]()
+
+        @mr.function
+        def epoch(self) -> float:
+            self.epochs += 1
+            self.history.append(self.epochs)
+            if creates and not self.params:
+                self.params["scale"] = mr.Variable(2.0)
+            total = 0.0
+            for x in self.dataset:
+                sums = strategy.run(lambda x: x.sum() * self.params.get("scale", 2.0), args=(x,))
+                total += float(strategy.reduce("SUM", sums, axis=None))
+            return total
+
+    trainer = Trainer()
+    assert [trainer.epoch(), trainer.epoch()] == [8.0, 8.0]
+    assert trainer.history == ([1, 2, 3] if creates else [1, 2])
+
+
 @pytest.mark.parametrize("decorate", [mr.function, tf.function], ids=["mirrored", "tf"])
 @pytest.mark.parametrize("is_copied", [False, True], ids=["method", "method of a copy"])
 def test_a_method_that_iterates_over_a_dataset_compiles_its_runs(decorate: Any, is_copied: bool) -> None:

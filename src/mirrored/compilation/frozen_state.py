@@ -30,6 +30,7 @@ from mirrored.compilation.captured_objects import (
     of_user,
 )
 from mirrored.errors import ArgumentError
+from mirrored.runtime.hooks import IteratedAsPython
 
 _MOST_ITEMS: Final = 16
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
@@ -46,6 +47,9 @@ class PythonState:
         function: The Python function.
         leaves: The leaves of its arguments.
         name: The function's name, for messages.
+
+    Attributes:
+        reaches_dataset: Whether the function can reach a dataset or an iterator of one.
     """
 
     def __init__(self, function: Callable[..., Any], leaves: Sequence[Any], name: str) -> None:
@@ -54,6 +58,7 @@ class PythonState:
         found += within_reach(function)
         self._iterators = [(where, value) for where, value in found if _is_iterator(value)]
         deep = list(nested(found))
+        self.reaches_dataset = any(isinstance(value, IteratedAsPython) for _, value in deep)
         near = {id(value) for _, value in self._iterators}
         moving = [(where, value) for where, value in deep if id(value) not in near and _may_move(value)]
         self._nested = [(where, Progress(value)) for where, value in moving]

@@ -17,6 +17,7 @@ from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
 from mirrored.compilation.ragged import checked_call, undone_after_errors
 from mirrored.compilation.retraces import log_ragged, log_retrace
+from mirrored.compilation.rewinding import Names
 from mirrored.compilation.scan import stacked_steps
 from mirrored.compilation.signature import (
     Arguments,
@@ -33,6 +34,7 @@ from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
 from mirrored.runtime.entry_point import entry_point
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedAsPython, IteratedWhileTracing
+from mirrored.variables.creation import constructor_calls
 from mirrored.variables.state_lock import tracing, without_turns
 from mirrored.variables.storage import sizes_of_resizables
 
@@ -260,7 +262,8 @@ class Function(Code):
         calls do not. Only the error of the last trace counts.
         """
         python_state = PythonState(self.python_function, arguments.leaves, self._name)
-        here, trace = ambient(), current_trace()
+        names = Names(self.python_function, arguments.leaves) if python_state.reaches_dataset else None
+        here, trace, calls = ambient(), current_trace(), constructor_calls()
         try:
             with explaining_uses(self._name):
                 program = Program(
@@ -268,6 +271,10 @@ class Function(Code):
                 )
         except IteratedWhileTracing:
             python_state.put_back()
+            # What precedes the loop is executed again. Variables that it has created must stay, with what holds them.
+            if names is not None and constructor_calls() == calls and python_state.can_rewind:
+                python_state.rewind()
+                names.rewind()
             python_state.check_generators()
             raise
         except StopIteration as end:

@@ -1,4 +1,4 @@
-"""Undoes what a trace, made only for a check, has assigned to attributes, closure variables and globals."""
+"""Undoes what a trace that gives no program has assigned to attributes, closure variables and globals."""
 
 from __future__ import annotations
 

@@ -34,6 +34,17 @@ from mirrored.variables.state_lock import apart
 Creator = Callable[..., Any]
 
 
+class _Calls:
+    """The number of calls of variable constructors so far."""
+
+    number = 0
+
+
+def constructor_calls() -> int:
+    """Returns the number of calls of variable constructors so far: if it stays, no variable has been created."""
+    return _Calls.number
+
+
 class VariableMeta(abc.ABCMeta):
     """Metaclass of `Variable`: if all replicas of a `run` create a variable, all of them get the same object.
 
@@ -50,6 +61,7 @@ class VariableMeta(abc.ABCMeta):
     if not TYPE_CHECKING:
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            _Calls.number += 1
             make: Creator = super().__call__
             here = ambient()
             if here.creators:
