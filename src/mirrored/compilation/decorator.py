@@ -40,6 +40,12 @@ def function(
     traced a second time, and only the second program runs, from the first call on. Python code such as
     ``if self.w is None`` then takes the branch of every later call.
 
+    Datasets: a function that takes elements from a dataset or its iterator runs as Python at every call, and each
+    function that it passes to `run` is compiled once. In the latter, too, globals and attributes are constants: pass a
+    value that changes from step to step, such as a key, as an argument of `run`, or keep it in a `Variable`. (A new
+    value of a local variable that it closes over causes a new trace.) If the dataset is not an argument, and the code
+    before the loop creates variables, the first call executes that code twice.
+
     Tapes: the first call under a tape traces two kinds of functions once more, which `trace_count` does not count. One
     reads a variable after assigning it: such a read has the derivative of the variable. The other calls `run` of a
     deterministic strategy, which then sums cotangents in a fixed order.
