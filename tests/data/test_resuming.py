@@ -484,6 +484,56 @@ def test_checkpoints_restore_the_number_of_the_epoch(tmp_path: Any, is_distribut
     assert [all_numbers(restored)] + [all_numbers(elsewhere()) for _ in range(2)] == undisturbed
 
 
+@pytest.mark.parametrize("way_of_reading", [plainly, distributed, from_function])
+@pytest.mark.parametrize("saves_both", [False, True])
+def test_epochs_of_datasets_with_one_shuffle_are_those_of_an_undisturbed_run(
+    saves_both: bool, way_of_reading: Callable[[Dataset], Callable[[], Any]]
+) -> None:
+    """A batch is read ahead before validation begins, which takes the next order of the shuffle."""
+
+    def begin() -> tuple[Callable[[], Any], Callable[[], Any]]:
+        shuffled = Dataset.range(48).shuffle(48)
+        return way_of_reading(shuffled.batch(8)), lambda: iter(shuffled.take(12).batch(4))
+
+    train, validate = begin()
+    reading, validation = train(), validate()
+    next(reading)
+    all_numbers(validate())
+    next(validation)
+    restores = [saved_as_json(reading), saved_as_json(validation)]
+    undisturbed = [all_numbers(one) for one in (reading, validation)]
+    undisturbed += [all_numbers(one()) for one in (validate, train, validate, train)]
+    train, validate = begin()
+    reading, validation = train(), validate()
+    restores[0](reading)
+    if saves_both:
+        restores[1](validation)
+    again = [all_numbers(one) for one in (reading, validation)]
+    again += [all_numbers(one()) for one in (validate, train, validate, train)]
+    assert again[0] == undisturbed[0]
+    assert again[2:] == undisturbed[2:]
+    assert not saves_both or again[1] == undisturbed[1]
+
+
+def test_positions_of_earlier_versions_lower_no_number_of_the_next_epoch() -> None:
+    """There each dataset counted its own passes, so that the positions of two with one shuffle differ."""
+
+    def begin() -> tuple[Dataset, Dataset]:
+        shuffled = Dataset.range(48).shuffle(48, seed=1)
+        return shuffled.take(48).batch(8), shuffled.take(12).batch(4)
+
+    (train, validation), states = begin(), []
+    for one, number in ((train, 5), (validation, 2)):
+        state = iter(one).get_state()
+        del state["shared"]
+        states.append({**state, "iteration": number - 1, "next_iteration": number})
+    train, validation = begin()
+    for iterator, state in zip([iter(train), iter(validation)], states, strict=True):
+        iterator.set_state(state)
+    reference = Dataset.range(48).shuffle(48, seed=1).batch(8)
+    assert all_numbers(train) == [all_numbers(reference) for _ in range(6)][5]
+
+
 def test_a_position_without_the_number_of_the_next_epoch_is_followed_by_it() -> None:
     dataset = EPOCHS["shuffled"]()
     orders = [[batch.tolist() for batch in dataset] for _ in range(3)]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mirrored as mr
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import Dataset as D
 
@@ -209,3 +210,91 @@ def test_positions_of_earlier_versions_go_on_in_their_order(name: str, make: Any
         assert read(again) == earlier[place:]
         assert int(next(reading)) == earlier[place]
     assert read(make()) == new
+
+
+def distributed(dataset: D) -> list[int]:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    batches = strategy.experimental_distribute_dataset(dataset)
+    return [int(x) for batch in batches for x in strategy.gather(batch, axis=0)]
+
+
+DERIVED: dict[str, Callable[[D], list[int]]] = {
+    "take": lambda d: read(d.take(N)),
+    "map, take": lambda d: read(d.map(lambda x: x + 1).take(N)),
+    "batch": lambda d: [int(x) for batch in d.take(N).batch(8) for x in batch],
+    "distributed": lambda d: distributed(d.take(N).batch(8)),
+    "prefetch": lambda d: read(d.take(N).prefetch(1)),
+    "zip": lambda d: [int(x) for x, _ in D.zip((d, D.range(N)))],
+    "concatenate": lambda d: read(d.take(N).concatenate(D.range(1)))[:N],
+    "options": lambda d: read(d.take(N).with_options(mr.data.Options())),
+}
+RANDOM: dict[str, Callable[[], D]] = {
+    "shuffle": lambda: D.range(N).shuffle(N, seed=7),
+    "shuffle of a stream": lambda: D.range(N).filter(lambda _: True).shuffle(N),
+    "random_map": lambda: D.range(N).random_map(lambda x, rng: rng.integers(2**30)),
+    "random": lambda: D.random(rerandomize_each_iteration=True),
+    "flat_map": lambda: D.range(2).flat_map(lambda _: D.range(N // 2).shuffle(N)),
+    "sample_from_datasets": lambda: D.sample_from_datasets([D.range(N)] * 2, rerandomize_each_iteration=True),
+}
+
+
+@pytest.mark.parametrize("derived", DERIVED)
+@pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
+def test_datasets_derived_anew_in_each_epoch_have_other_orders(make: Callable[[], D], derived: str) -> None:
+    """The generator of the seeds belongs to the shuffled dataset, as in TensorFlow."""
+    dataset = make()
+    orders = [DERIVED[derived](dataset) for _ in range(3)] + [DERIVED["take"](dataset)]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_passes_over_several_shuffled_datasets_never_have_an_earlier_number() -> None:
+    a, b = (D.range(N).shuffle(N, seed=7) for _ in range(2))
+    seen = [read(a), read(a), columns(D.zip((a, b)))[1], read(b), read(a)]
+    assert len({tuple(order) for order in seen[:3]}) == 3
+    assert seen[3] == seen[4] not in seen[:3]
+
+
+def test_live_iterators_keep_their_orders() -> None:
+    dataset, alone = D.range(N).shuffle(N, seed=7), D.range(N).shuffle(N, seed=7)
+    orders = [read(alone) for _ in range(3)]
+    iterators = [iter(dataset), iter(dataset.take(N)), iter(dataset.skip(0))]
+    assert np.transpose([[int(next(one)) for one in iterators] for _ in range(N)]).tolist() == orders
+
+
+def split(parts: tuple[int, int] = (16, 8)) -> tuple[D, D]:
+    full = D.range(N).shuffle(N, reshuffle_each_iteration=False)
+    return full.take(parts[0]), full.skip(parts[0])
+
+
+@pytest.mark.parametrize("validation_begins", ["before", "after"])
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_a_position_of_the_training_part_restores_the_validation_part(
+    is_distributed: bool, validation_begins: str
+) -> None:
+    def ready(dataset: D) -> Any:
+        strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+        return strategy.experimental_distribute_dataset(dataset.batch(4)) if is_distributed else dataset.batch(4)
+
+    def numbers(batches: Any) -> set[int]:
+        strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+        return {int(x) for one in batches for x in (strategy.gather(one, axis=0) if is_distributed else one)}
+
+    train, validation = map(ready, split())
+    held_out = numbers(validation)
+    assert not numbers(train) & held_out
+    reading = iter(train)
+    next(reading)
+    train, validation = map(ready, split())
+    restored, begun = iter(train), iter(validation)
+    restored.set_state(reading.get_state())
+    assert numbers(begun if validation_begins == "before" else validation) == held_out
+    assert numbers(train) == set(range(N)) - held_out
+
+
+def test_a_position_that_does_not_fit_leaves_the_seed_of_the_step() -> None:
+    train, validation = split()
+    held_out = read(validation)
+    state = iter(split()[0]).get_state()
+    with pytest.raises(mr.errors.MirroredError):
+        iter(train).set_state({**state, "position": {"next_index": 1000}, "count": 1000})
+    assert read(validation) == held_out

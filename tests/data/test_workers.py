@@ -49,6 +49,10 @@ found = {
     "from function": mine(distribute_from_function(Strategy, lambda c: Dataset.range(8).shard(
         c.num_input_pipelines, c.input_pipeline_id).batch(c.get_per_replica_batch_size(4)))),
 }
+shuffled = Dataset.range(64).shuffle(64)
+if sys.argv[2] == "0":
+    next(iter(shuffled.take(1)))
+found["looked at by one worker"] = [mine(distribute_dataset(Strategy, shuffled.batch(16))) for _ in range(2)]
 try:
     distribute_dataset(Strategy, policy(Dataset.range(8).batch(4), AutoShardPolicy.FILE))
 except ArgumentError as error:
@@ -96,3 +100,5 @@ def test_each_worker_gets_the_shares_of_its_replicas(tmp_path: Path) -> None:
     assert (first["from function"], second["from function"]) == ([[0, 2], [4, 6]], [[1, 3], [5, 7]])
     assert "a dataset of no files" in first["file"]
     assert first["large"] == second["large"] == "integers on devices have 32 bits, unless JAX's 64-bit mode is on"
+    for epoch in zip(first["looked at by one worker"], second["looked at by one worker"], strict=True):
+        assert sorted(number for worker in epoch for batch in worker for number in batch) == list(range(64))

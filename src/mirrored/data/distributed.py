@@ -194,7 +194,7 @@ class DistributedIterator(IteratedAsPython):
         if position is None:  # nothing was handed out yet, so nothing was read ahead either
             position = self._reader.get_state()
             self._handed = (None, position, examples)
-        return {"version": _VERSION, "examples": examples, "reader": position}
+        return {"version": _VERSION, "examples": examples, "reader": self._reader.as_of_now(position)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores a saved read position: the iteration continues with the first example after that position.

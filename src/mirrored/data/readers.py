@@ -95,6 +95,10 @@ class Reader(Protocol):
         """Returns how far the reader has read, as data that a checkpoint can save."""
         ...
 
+    def as_of_now(self, state: Any) -> Any:
+        """Returns an earlier result of `get_state` with the datasets' present numbers of passes."""
+        ...
+
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves a newly opened reader, which has read nothing, to a read position that `get_state` returned."""
         ...
@@ -138,7 +142,7 @@ class GlobalBatches:
         return empty if empty is None or self._rule != "pad" else (empty, np.zeros(0, bool))
 
     def settle_seeds(self) -> None:
-        """Makes all workers use worker 0's shuffle seeds; must be called before the first batch is read."""
+        """Makes all workers read in one order, that of worker 0's shuffle seeds; called before the first batch."""
         self._source.settle_seeds(self._cursor)
 
     def keep_samples(self) -> None:
@@ -261,6 +265,10 @@ class GlobalBatches:
             **self.layout.get_state(),
         }
 
+    def as_of_now(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns an earlier result of `get_state` with the dataset's present number of passes."""
+        return {**state, "source": self._source.as_of_now(self._cursor, state["source"])}
+
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to a saved read position, or skips the earlier examples if the dataset cannot restore the position.
 
@@ -368,6 +376,11 @@ class ElementsInTurn:
             "workers": self._workers,
             **self.layout.get_state(),
         }
+
+    def as_of_now(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns an earlier result of `get_state` with the datasets' present numbers of passes."""
+        places = zip(self._sources, self._cursors, state["sources"], strict=True)
+        return {**state, "sources": [source.as_of_now(cursor, position) for source, cursor, position in places]}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores a read position; the number of datasets must be the same as when the position was saved.

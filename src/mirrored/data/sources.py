@@ -145,9 +145,17 @@ class Source(abc.ABC):
             StructureError: The elements are single examples.
         """
 
+    def as_of_now(self, cursor: Cursor, state: Any) -> Any:
+        """Returns an earlier position of an iterator with what does not depend on the elements: the number of passes.
+
+        A position that belongs to a batch was made when the batch was read ahead.
+        """
+        del cursor
+        return state
+
     @abc.abstractmethod
     def settle_seeds(self, cursor: Cursor) -> None:
-        """Makes a new iterator use the same shuffle seeds on all workers: those of worker 0.
+        """Makes a new iterator use the same shuffle seeds on all workers, those of worker 0, and the same order.
 
         A shuffle without a given seed draws a random one, which would differ between the workers.
 

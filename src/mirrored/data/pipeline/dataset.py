@@ -15,8 +15,9 @@ from mirrored.data.pipeline import transformations as steps
 from mirrored.data.pipeline.combining import Combining, Grouping
 from mirrored.data.pipeline.iterators import DatasetIterator, at_least
 from mirrored.data.pipeline.making import Making
-from mirrored.data.pipeline.nodes import ENDLESS, seed_of
+from mirrored.data.pipeline.nodes import ENDLESS
 from mirrored.data.pipeline.sampling import Sampling
+from mirrored.data.pipeline.seeds import seed_of
 from mirrored.data.pipeline.tables import Tables
 from mirrored.data.specs import elements_html
 from mirrored.errors import ArgumentError, EndOfDataError
@@ -114,7 +115,9 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
             buffer_size: Size of the shuffle buffer. None or the dataset's length: a uniform permutation. With None, the
                 buffer holds all elements of a dataset whose length is not known.
             seed: An int. None: a random seed, which is saved with positions.
-            reshuffle_each_iteration: Whether every epoch has a different order; True by default.
+            reshuffle_each_iteration: Whether every epoch has a different order; True by default. Every iteration over
+                the result, or over a dataset made of it, then has another order: to divide it by `take` and `skip`,
+                pass False.
 
         Raises:
             ArgumentError: `buffer_size` is less than 1, or None for an infinite dataset.
@@ -272,7 +275,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
     def iterator(self, hand_out: Callable[[Element], Any]) -> DatasetIterator:
         """Returns a new iterator over the results of `hand_out(element)` for every element."""
         note_iteration()
-        return DatasetIterator(self._node, self._epochs, hand_out, type(self).end_error)
+        return DatasetIterator(self._node, hand_out, type(self).end_error)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Returns a new iterator whose elements contain NumPy arrays, even if the dataset otherwise returns tensors."""

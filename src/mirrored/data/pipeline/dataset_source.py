@@ -17,7 +17,7 @@ from mirrored.data.pipeline.batching import full_batches, is_batched
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.file_sharding import files_of_worker, without_caches
 from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.nodes import Run, nodes
+from mirrored.data.pipeline.nodes import Run, first_element, nodes
 from mirrored.data.pipeline.streams import IterableSource, Rebatched
 from mirrored.data.pipeline.transformations import Mapped, Mapping, Prefetched, Repeated
 from mirrored.data.placement import BATCH_DATASET, batch_size
@@ -103,7 +103,7 @@ class DatasetSource(Source):
         # The first batch has the global batch size, and the structure of the empty batches.
         # It is read without caches: with FILE, they would keep elements of files that other workers read.
         whole = type(dataset)(without_caches(dataset.node)) if policy is AutoShardPolicy.FILE else dataset
-        first = next(whole.take(1).as_numpy_iterator(), None)
+        first = _first(whole.take(1))  # not counted as a pass, which would change the order of the next one
         workers = 1
         if policy is AutoShardPolicy.FILE:
             worker, workers = share.processes.index(share.process), len(share.processes)
@@ -123,8 +123,13 @@ class DatasetSource(Source):
     def settle_seeds(self, cursor: Cursor) -> None:
         iterator = cast(DatasetIterator, cursor)
         read = ", ".join([f"read the dataset {iterator.outline}", *iterator.arguments])
-        everyone = host_allgather("iter(dataset)", read, iterator.seeds)
-        iterator.take_seeds(everyone[0])
+        everyone = host_allgather("iter(dataset)", read, [iterator.iteration, iterator.seeds])
+        # A worker that alone has read the data, for instance to show examples, has counted more passes.
+        iterator.begin_as(max(number for number, _ in everyone), everyone[0][1])
+
+    def as_of_now(self, cursor: Cursor, state: Any) -> Any:
+        known = isinstance(state, dict)  # otherwise restored from data without positions
+        return {**state, "next_iteration": cast(DatasetIterator, cursor).next_iteration} if known else state
 
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
         iterator = cast(DatasetIterator, cursor)
@@ -169,6 +174,13 @@ class DatasetSource(Source):
             return batch_size(iterator.first_of(state))
         except Exception:  # the iteration that begins again raises it, or this element has been left out
             return None
+
+
+def _first(dataset: Dataset) -> Element | None:
+    try:
+        return first_element(dataset.node)
+    except NoElementError:
+        return None
 
 
 def _size_after(functions: Sequence[Mapped], first: Element | None) -> int | None:

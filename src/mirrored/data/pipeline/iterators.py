@@ -25,6 +25,7 @@ from mirrored.data.pipeline.positions import (
     outline,
     recorded_of,
 )
+from mirrored.data.pipeline.seeds import Epochs
 from mirrored.data.pipeline.transformations import Prefetched
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
 from mirrored.runtime.hooks import IteratedAsPython, note_iteration, stop_iteration
@@ -32,25 +33,6 @@ from mirrored.runtime.hooks import IteratedAsPython, note_iteration, stop_iterat
 # Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
 
 _VERSION: Final = 1
-
-
-class Epochs:
-    """A counter of the passes over a dataset; after a restore, also holds the shuffle seeds of the saved position.
-
-    Shuffles derive their order from the number of the pass and their seeds. Restoring a position restores both, so that
-    later epochs have the same order as in the run that saved it.
-    """
-
-    def __init__(self) -> None:
-        self.next = 0
-        self.seeds: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def begin(self) -> int:
-        """Counts a new pass over the dataset, and returns the number of the pass, from 0."""
-        with self._lock:
-            self.next += 1
-            return self.next - 1
 
 
 class DatasetIterator(IteratedAsPython):
@@ -61,7 +43,6 @@ class DatasetIterator(IteratedAsPython):
 
     Args:
         node: The pipeline.
-        epochs: The dataset's iteration counter. Shuffles derive their order from the number of the iteration.
         hand_out: Converts every element before it is returned.
         end_error: Creates the error for a request past the last element.
 
@@ -84,15 +65,15 @@ class DatasetIterator(IteratedAsPython):
     def __init__(
         self,
         node: Node,
-        epochs: Epochs,
         hand_out: Callable[[Element], Any],
         end_error: Callable[..., EndOfDataError] = EndOfDataError,
     ) -> None:
         self._end_error = end_error
-        self._node, self._epochs, self._hand_out = node, epochs, hand_out
-        self._iteration = epochs.begin()
+        self._node, self._hand_out = node, hand_out
+        self._epochs = Epochs(seeded(node))
+        self._iteration = self._epochs.begin()
         # Keyed by `id`: nodes compare by identity, and the pipeline keeps them alive.
-        self._seeds = {id(step): epochs.seeds.get(id(step), step.seed) for step in seeded(node)}
+        self._seeds = self._epochs.seeds
         self._continues, self._keys = False, KEYS
         self._outline = outline(node)
         self._reading: RestartingCursor | None = None
@@ -192,7 +173,8 @@ class DatasetIterator(IteratedAsPython):
                 "pipeline": self._outline,
                 **self._recorded,
                 "iteration": self._iteration,
-                "next_iteration": self._epochs.next,
+                "next_iteration": self.next_iteration,
+                "shared": True,
                 "seeds": self.seeds,
                 "keys": self._keys,
                 "count": self._count,
@@ -254,21 +236,22 @@ class DatasetIterator(IteratedAsPython):
         check_recorded(state, self._node, self._recorded)
         self._check_epochs(state)
         before = self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count
-        epochs = self._epochs.next, self._epochs.seeds
+        epochs = self._epochs.get_state()
         self._reading, self._end, self._continues = None, None, True
         self._seeds = {**self._seeds, **dict(zip(map(id, steps), state["seeds"], strict=True))}
         self._iteration, self._count = state["iteration"], state["count"]
         # Positions saved by earlier versions have no "keys", and go on in their order; nor have they "next_iteration".
         self._keys = state.get("keys", 1)
-        self._epochs.next = state.get("next_iteration", state["iteration"] + 1)
-        self._epochs.seeds = dict(self._seeds)
+        following = state.get("next_iteration", state["iteration"] + 1)
+        # In earlier versions each dataset counted its own passes, so that positions of several ones differ.
+        self._epochs.continue_with(max(following, 0 if "shared" in state else self._epochs.next), self._seeds)
         try:
             if state["position"] is not None:
                 self._cursor().set_state(state["position"], self._count)
         except BaseException as error:
             self._release()
             self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count = before
-            self._epochs.next, self._epochs.seeds = epochs
+            self._epochs.set_state(epochs)
             if isinstance(error, IndexError) and engine().is_beyond_end(error):
                 raise beyond_end() from error
             raise
@@ -335,17 +318,29 @@ class DatasetIterator(IteratedAsPython):
     @property
     def seeds(self) -> list[int]:
         """The random seeds of the dataset's operations (such as `shuffle`), in the order of the operations."""
-        if self._reading is None and not self._continues:
+        if self._reading is None and self._end is None and not self._continues:
+            self._seeds = self._epochs.seeds  # a position of another dataset with these steps may have been restored
             # A cache file that an earlier run of the program wrote contains that run's seeds. With several cache files,
             # the last one in the pipeline decides, because it also contains the seeds of the operations before it.
             for step in reversed(list(nodes(self._node))):
                 self._seeds.update(step.kept_seeds())
         return list(self._seeds.values())
 
-    def take_seeds(self, seeds: list[int]) -> None:
-        """Replaces the random seeds of the dataset's operations; must be called before the first element is read."""
+    @property
+    def iteration(self) -> int:
+        """The number of this pass over the dataset, from which random operations derive their order."""
+        return self._iteration
+
+    @property
+    def next_iteration(self) -> int:
+        """The number of the next pass over this dataset, or over another one with the same random operations."""
+        return self._epochs.next
+
+    def begin_as(self, iteration: int, seeds: list[int]) -> None:
+        """Replaces the number of the pass and the random seeds; must be called before the first element is read."""
+        self._iteration, self._continues = iteration, True
         self._seeds = dict(zip(self._seeds, seeds, strict=True))
-        self._continues = True
+        self._epochs.continue_with(iteration + 1, self._seeds)
 
     def close(self) -> None:
         """Stops the iterator's threads and closes its files; repeated calls have no effect.
@@ -395,7 +390,7 @@ class DatasetIterator(IteratedAsPython):
 
 
 class Steps:
-    """Base class of `Dataset` and its mixins: holds the operations, the options and the counter of passes."""
+    """Base class of `Dataset` and its mixins: holds the operations and the options."""
 
     adapted: ClassVar[Callable[[Callable[..., Any]], Callable[..., Any]]] = staticmethod(lambda function: function)
     """Wraps every function that a user passes. A facade sets it, to convert what the function receives and returns."""
@@ -403,7 +398,6 @@ class Steps:
     def __init__(self, node: Node, options: Options | None = None) -> None:
         self._node = node
         self._options = options if options is not None else Options()
-        self._epochs = Epochs()
 
     @classmethod
     def _of(cls, node: Node) -> Self:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import itertools
-import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
@@ -21,6 +19,7 @@ from mirrored.data.cursors import Cursor, PositionCursor
 from mirrored.data.elements import Element, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
+from mirrored.data.pipeline.seeds import DrawnSeed
 from mirrored.data.specs import NoElementError
 
 ENDLESS: Final = 2**62
@@ -291,36 +290,6 @@ class Members(tuple[Node, ...]):
 
 
 _FURTHER_USES: Final = 2**40  # no `repeat` gets that far
-_drawn = itertools.count()
-
-
-class DrawnSeed(int):
-    """A random seed that was drawn automatically, because the user gave none.
-
-    Attributes:
-        serial: Its position among the seeds that this process has drawn.
-    """
-
-    def __init__(self, _: int) -> None:
-        self.serial = next(_drawn)
-
-
-def new_seed() -> DrawnSeed:
-    """Draws a random seed for an operation, such as a shuffle, for which the user gave none.
-
-    Saved positions contain the seed, so that restored iterations have the same order.
-    """
-    return DrawnSeed(secrets.randbits(31))
-
-
-def seed_of(given: int | None) -> int:
-    """Returns the seed that a user passed to an operation as an unsigned number, as NumPy requires; draws one for None.
-
-    TensorFlow takes all integers of 64 bits.
-    """
-    if given is None:
-        return new_seed()
-    return int(given) % 2**64 if given < 0 else int(given)
 
 
 def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:

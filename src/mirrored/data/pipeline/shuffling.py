@@ -17,6 +17,7 @@ from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.indexed_sources import RangeSource
 from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, ItemRows, Rows, Run, nodes, rows_of
 from mirrored.data.pipeline.positions import sizes_of
+from mirrored.data.pipeline.seeds import Passes
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
 from mirrored.data.specs import spec_of
 
@@ -137,10 +138,12 @@ class Uniform(IndexedNode):
     Attributes:
         seed: The random seed.
         rerandomize: Whether every iteration draws new numbers. If False, all iterations are equal, as in TensorFlow.
+        passes: Counts the passes.
     """
 
     seed: int
     rerandomize: bool
+    passes: Passes = dataclasses.field(default_factory=Passes, kw_only=True)
 
     @property
     def varies(self) -> bool:
@@ -214,6 +217,7 @@ class Shuffled(OneParent, CursorTransformation):
     buffer_size: int
     seed: int
     reshuffle: bool
+    passes: Passes = dataclasses.field(default_factory=Passes, kw_only=True)
 
     @functools.cached_property
     def is_indexed(self) -> bool:

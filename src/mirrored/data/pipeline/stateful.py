@@ -29,9 +29,9 @@ from mirrored.data.pipeline.nodes import (
     elements_of,
     first_element,
     inner_run,
-    new_seed,
     spec_of_first,
 )
+from mirrored.data.pipeline.seeds import Passes, new_seed
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import NoElementError
 from mirrored.errors import ArgumentError, InputError, StructureError
@@ -170,6 +170,7 @@ class Grouped(StatefulStep):
         reduce: From a key, the elements of a window and the window's index to the node of a dataset.
         sizes: The sizes of the windows, or the boundaries and batch sizes of the buckets, for saved positions.
         seed: Determines the seeds that steps of these datasets draw.
+        passes: Counts the passes.
     """
 
     makes_datasets: ClassVar[bool] = True
@@ -179,6 +180,7 @@ class Grouped(StatefulStep):
     reduce: Callable[[Any, list[Element], int], Node]
     sizes: str = ""
     seed: int = dataclasses.field(default_factory=new_seed)
+    passes: Passes = dataclasses.field(default_factory=Passes, kw_only=True)
 
     @property
     def settings(self) -> str:

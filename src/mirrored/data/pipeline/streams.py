@@ -35,9 +35,9 @@ from mirrored.data.pipeline.nodes import (
     Run,
     first_element,
     inner_run,
-    new_seed,
     spec_of_first,
 )
+from mirrored.data.pipeline.seeds import Passes, new_seed
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import NoElementError
 from mirrored.errors import StructureError
@@ -300,6 +300,7 @@ class Interleaved(StreamStep, CursorNode):
         cycle: Number of datasets read concurrently; 1 is flat_map.
         block: Number of consecutive elements from one dataset.
         seed: Determines the seeds that steps of these datasets draw.
+        passes: Counts the passes.
     """
 
     makes_datasets: ClassVar[bool] = True
@@ -309,6 +310,7 @@ class Interleaved(StreamStep, CursorNode):
     cycle: int
     block: int
     seed: int = dataclasses.field(default_factory=new_seed)
+    passes: Passes = dataclasses.field(default_factory=Passes, kw_only=True)
 
     @property
     def order(self) -> str:

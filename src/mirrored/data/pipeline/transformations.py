@@ -42,6 +42,7 @@ from mirrored.data.pipeline.nodes import (
     merged_spec,
     rows_of,
 )
+from mirrored.data.pipeline.seeds import Passes
 from mirrored.data.pipeline.slicing import LimitCursor, StrideCursor
 
 _EPOCHS_KEPT = 64
@@ -120,6 +121,7 @@ class RandomMapped(Mapping):
 
     function: Callable[..., Any]
     seed: int
+    passes: Passes = dataclasses.field(default_factory=Passes, kw_only=True)
 
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
         key = (run.seeds.get(id(self), self.seed), *run.key)
