@@ -252,3 +252,64 @@ def test_the_global_streams_begin_anew_when_a_process_leaves_its_job() -> None:
     drawn_everywhere(strategy)
     assert not {id(one) for one in streams} & {id(one) for one in generator._global.variables()}
     assert tf.random.get_global_generator() is not first
+
+
+def _range() -> tf.data.Dataset:
+    return tf.data.Dataset.range(30)
+
+
+UNSEEDED = {
+    "shuffle": lambda: _range().shuffle(30),
+    "shuffle of a stream": lambda: _range().filter(lambda x: True).shuffle(30),
+    "random": lambda: tf.data.Dataset.random().take(5),
+    "random_map": lambda: _range().random_map(lambda x, rng: rng.integers(2**30)),
+    "sample_from_datasets": lambda: tf.data.Dataset.sample_from_datasets([_range(), _range().map(lambda x: -x)]),
+    "flat_map": lambda: tf.data.Dataset.range(2).flat_map(lambda x: tf.data.Dataset.range(9).shuffle(9)),
+    "rejection_resample": lambda: _range().rejection_resample(lambda x: x % 2, [0.2, 0.8]).map(lambda c, x: x),
+}
+
+
+@pytest.mark.parametrize("make", UNSEEDED.values(), ids=UNSEEDED)
+def test_the_global_seed_decides_the_orders_of_datasets_without_a_seed(make):
+    def program(seed):
+        tf.random.set_seed(seed)
+        datasets = [make(), make()]
+        return [[int(x) for x in one] for one in [*datasets, datasets[0]]]
+
+    first, other = program(1), program(2)
+    assert program(1) == first
+    assert first[0] != first[1]
+    assert first[0] != other[0]
+
+
+def test_the_seed_of_keras_decides_the_orders_of_datasets():
+    def program(seed):
+        tf.keras.utils.set_random_seed(seed)
+        return [int(x) for x in _range().shuffle(30)]
+
+    assert program(1) == program(1) != program(2)
+
+
+def test_files_without_a_seed_are_shuffled_by_the_global_seed(tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number}.txt").touch()
+
+    def program(seed):
+        tf.random.set_seed(seed)
+        return list(tf.data.Dataset.list_files(str(tmp_path / "*")).as_numpy_iterator())
+
+    assert program(1) == program(1) != program(2)
+
+
+def test_datasets_that_functions_make_use_up_no_seed_of_the_program():
+    """An input thread may call the function ahead, sooner or later."""
+
+    def program(elements):
+        tf.random.set_seed(1)
+        made = tf.data.Dataset.range(9).flat_map(lambda x: tf.data.Dataset.range(9).shuffle(9))
+        read = [int(x) for x in made.take(elements)]
+        return read, [int(x) for x in _range().shuffle(30)]
+
+    few, many = program(0), program(81)
+    assert few[1] == many[1]
+    assert many[0][:9] != many[0][9:18]

@@ -27,19 +27,22 @@ def call(function: Callable[..., Any], element: Element, called: str, index: int
     """
     handed_out(element)
     start = time.perf_counter()
+    _clock.functions += 1
     try:
         with naming_element(called, index), _on_host():
             if type(element) is tuple:
                 return function(*element)
             return function(element)
     finally:
+        _clock.functions -= 1
         _clock.seconds += time.perf_counter() - start
 
 
 class _Clock(threading.local):
-    """The seconds that the current thread has spent in user functions."""
+    """The seconds that the current thread has spent in user functions, and in how many of them it is now."""
 
     seconds = 0.0
+    functions = 0
 
 
 _clock = _Clock()
@@ -48,6 +51,11 @@ _clock = _Clock()
 def function_seconds() -> float:
     """Returns how many seconds the current thread has spent in user functions, such as those passed to `map`."""
     return _clock.seconds
+
+
+def is_in_function() -> bool:
+    """Returns whether the current thread executes a user function, such as one passed to `map`."""
+    return _clock.functions > 0
 
 
 def transformed(function: Callable[..., Any], element: Element, called: str, index: int) -> Element:

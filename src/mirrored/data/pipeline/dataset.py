@@ -89,7 +89,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
 
         Args:
             map_func: Takes an element (a tuple as separate arguments) and a `numpy.random.Generator`.
-            seed: An int. None: a random seed, which is saved with positions.
+            seed: An int. None: drawn, from the seed of `tf.random.set_seed` if there is one, and saved with positions.
         """
         known = seed_of(seed)
         return self._then(steps.RandomMapped(self._node, type(self).adapted(map_func), known))
@@ -114,7 +114,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         Args:
             buffer_size: Size of the shuffle buffer. None or the dataset's length: a uniform permutation. With None, the
                 buffer holds all elements of a dataset whose length is not known.
-            seed: An int. None: a random seed, which is saved with positions.
+            seed: An int. None: drawn, from the seed of `tf.random.set_seed` if there is one, and saved with positions.
             reshuffle_each_iteration: Whether every epoch has a different order; True by default. Every iteration over
                 the result, or over a dataset made of it, then has another order: to divide it by `take` and `skip`,
                 pass False.

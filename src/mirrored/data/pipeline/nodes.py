@@ -19,7 +19,7 @@ from mirrored.data.cursors import Cursor, PositionCursor
 from mirrored.data.elements import Element, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
-from mirrored.data.pipeline.seeds import DrawnSeed
+from mirrored.data.pipeline.seeds import DrawnSeed, derived
 from mirrored.data.specs import NoElementError
 
 ENDLESS: Final = 2**62
@@ -308,7 +308,7 @@ def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
     """
     seed = run.seeds.get(id(outer), outer.seed)
     drawn = {
-        id(step): _derived(seed, *([] if _is_older(step.seed, outer.seed) else [number]), place)
+        id(step): derived(seed, *([] if _is_older(step.seed, outer.seed) else [number]), place)
         for place, step in enumerate(seeded(node))
         if isinstance(step.seed, DrawnSeed)
     }
@@ -319,10 +319,6 @@ def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
 
 def _is_older(seed: DrawnSeed, other: int) -> bool:
     return isinstance(other, DrawnSeed) and seed.serial < other.serial
-
-
-def _derived(*key: int) -> int:
-    return int(np.random.default_rng(key).integers(2**31))
 
 
 def parallel_calls(node: Node) -> int:

@@ -40,7 +40,7 @@ class Sampling(Steps):
         """Creates an infinite dataset of random integers, as int64 scalars.
 
         Args:
-            seed: An int. None: a random seed, which is saved with positions.
+            seed: An int. None: drawn, from the seed of `tf.random.set_seed` if there is one, and saved with positions.
             rerandomize_each_iteration: Whether every iteration draws new numbers; False by default.
 
         TensorFlow: The numbers differ, and are below 2**31 so that they fit into 32 bits.
@@ -77,7 +77,7 @@ class Sampling(Steps):
             datasets: The datasets to sample from. The elements of each dataset keep their order.
             weights: The relative frequency of each dataset: a vector, or a dataset with one such vector per element.
                 None: equal frequencies.
-            seed: An int. None: a random seed, which is saved with positions.
+            seed: An int. None: drawn, from the seed of `tf.random.set_seed` if there is one, and saved with positions.
             stop_on_empty_dataset: Whether to end when one dataset has ended. If False, the others continue.
             rerandomize_each_iteration: Whether every iteration draws new numbers; False by default, as in TensorFlow.
 
@@ -164,7 +164,7 @@ class Sampling(Steps):
             class_func: From an element (a tuple as separate arguments) to its class, an integer counted from 0.
             target_dist: The target frequency of each class.
             initial_dist: The actual frequency of each class. None: counted while reading.
-            seed: An int. None: a random seed, which is saved with positions.
+            seed: An int. None: drawn, from the seed of `tf.random.set_seed` if there is one, and saved with positions.
 
         TensorFlow: Here every element occurs at most once. TensorFlow reads the dataset twice and mixes both
         iterations, so that some elements occur twice.

@@ -8,7 +8,12 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import numpy as np
+
+from mirrored.data.calling import is_in_function
+
 _drawn = itertools.count()
+_lock: Final = threading.Lock()
 
 
 class DrawnSeed(int):
@@ -22,12 +27,40 @@ class DrawnSeed(int):
         self.serial = next(_drawn)
 
 
+class _Global:
+    """The global seed, and how many seeds have been derived from it since it was set."""
+
+    seed: int | None = None
+    count = 0
+
+
+def set_global_seed(seed: int) -> None:
+    """Makes the seeds that are drawn from now on depend only on `seed` and their number, as `tf.random.set_seed` does.
+
+    Workers that create the same datasets draw equal seeds.
+    """
+    with _lock:
+        _Global.seed, _Global.count = seed % 2**64, 0
+
+
 def new_seed() -> DrawnSeed:
     """Draws a random seed for an operation, such as a shuffle, for which the user gave none.
 
-    Saved positions contain the seed, so that restored iterations have the same order.
+    Saved positions contain the seed, so that restored iterations have the same order. In functions of datasets, which
+    other threads may call ahead, all draws from a global seed are equal; `inner_run` tells them apart.
     """
-    return DrawnSeed(secrets.randbits(31))
+    with _lock:
+        if _Global.seed is None:
+            return DrawnSeed(secrets.randbits(31))
+        if is_in_function():
+            return DrawnSeed(derived(_Global.seed))
+        _Global.count += 1
+        return DrawnSeed(derived(_Global.seed, _Global.count))
+
+
+def derived(*key: int) -> int:
+    """Returns a seed that depends only on `key`."""
+    return int(np.random.default_rng(key).integers(2**31))
 
 
 def seed_of(given: int | None) -> int:
@@ -51,9 +84,6 @@ class Passes:
     def __init__(self) -> None:
         self.next = 0
         self.seed: int | None = None
-
-
-_lock: Final = threading.Lock()
 
 
 class Epochs:

@@ -21,6 +21,7 @@ from mirrored._jax import distributed
 from mirrored._jax.traces import current_trace, eager, is_eval
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.checkpoint.memory import keep_in_snapshots
+from mirrored.data.pipeline.seeds import set_global_seed
 from mirrored.runtime.ambient import Ambient, ambient, entered
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import samplers
@@ -401,9 +402,12 @@ def _leave() -> None:
 def set_seed(seed: int) -> None:
     """Sets the global random seed, and restarts the random sequence of `tf.random.normal` and similar functions.
 
+    Datasets created afterwards derive from it the seeds that they are not given.
+
     TensorFlow: `tf.random.set_seed`: the same calls repeat the same numbers, which differ from TensorFlow's.
     """
     _global.set_seed(seed)
+    set_global_seed(int(seed))
 
 
 def next_key(seed: int | None = None) -> jax.Array:
