@@ -13,6 +13,7 @@ from typing import Any
 import grain
 from grain import experimental
 
+from mirrored.data.carrying import Settings
 from mirrored.data.cursors import Cursor
 
 _MAX_THREADS = 16
@@ -62,10 +63,15 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
 
 
 class _Wrapper:
-    """Base class of iterators that treat the exceptions of another iterator in their own way."""
+    """Base class of iterators that treat the exceptions of another iterator in their own way.
 
-    def __init__(self, reading: Cursor) -> None:
-        self._reading = reading
+    Args:
+        reading: The other iterator.
+        settings: Those of the thread that reads, for Grain's threads.
+    """
+
+    def __init__(self, reading: Cursor, settings: Settings) -> None:
+        self._reading, self._settings = reading, settings
         self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
 
 
@@ -76,6 +82,7 @@ class _PastErrors(_Wrapper):
     """
 
     def __next__(self) -> Any:
+        self._settings.reader = threading.get_ident()
         try:
             return next(self._reading)
         except StopIteration:
@@ -91,8 +98,14 @@ def by_position(item: Callable[[int], Any], length: int, threads: int) -> Any:
     """Returns a Grain dataset whose element i is `item(i)`, computed in `threads` threads (at least 1)."""
     threads = min(threads, _MAX_THREADS)
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-    elements = grain.MapDataset.range(length).map(item).to_iter_dataset(options)
-    return CursorDataset(lambda: _PastErrors(iter(elements)), "by_position")
+    settings = Settings()
+
+    def computed(index: int) -> Any:
+        settings.adopt()
+        return item(index)
+
+    elements = grain.MapDataset.range(length).map(computed).to_iter_dataset(options)
+    return CursorDataset(lambda: _PastErrors(iter(elements), settings), "by_position")
 
 
 def is_beyond_end(error: IndexError) -> bool:
@@ -138,6 +151,7 @@ class _Caught(_Wrapper):
     """An iterator that returns the exceptions of another one as elements."""
 
     def __next__(self) -> Any:
+        self._settings.adopt()
         try:
             return next(self._reading)
         except StopIteration:
@@ -150,6 +164,7 @@ class _Raising(_Wrapper):
     """An iterator that raises the exceptions that another one returns as elements."""
 
     def __next__(self) -> Any:
+        self._settings.reader = threading.get_ident()
         element = next(self._reading)
         if type(element) is not _Raised:
             return element
@@ -167,9 +182,10 @@ def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
     Exceptions pass Grain's thread as elements. Others than `Exception` (SystemExit, KeyboardInterrupt) would end the
     thread, for which the consumer would wait forever; after an `Exception` Grain's position is still before it.
     """
-    caught = CursorDataset(lambda: _Caught(iter(parent)), "prefetch")
+    settings = Settings()
+    caught = CursorDataset(lambda: _Caught(iter(parent), settings), "prefetch")
     read = experimental.ThreadPrefetchIterDataset(caught, prefetch_buffer_size=size)
-    return CursorDataset(lambda: _Raising(iter(read)), "prefetch")
+    return CursorDataset(lambda: _Raising(iter(read), settings), "prefetch")
 
 
 def only_waited(error: BaseException) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import contextvars
 import dataclasses
 import logging
 import sys
@@ -26,6 +25,7 @@ from mirrored._jax import distributed
 from mirrored._jax.traces import eager, is_eager
 from mirrored._threads import start
 from mirrored.data.calling import Closeable, closed_meanwhile
+from mirrored.data.carrying import Settings
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 # Timing statistics of an input pipeline.
@@ -249,9 +249,8 @@ class Feed:
         """Starts the input thread unless it has started; called again if an interrupt stopped the start."""
         if self._was_started:
             return
-        # The thread runs user functions, so it needs the context variables of the training loop.
-        context = contextvars.copy_context()
-        start(threading.Thread(target=context.run, args=(self._work,), name=_THREAD_NAME, daemon=True))
+        # The thread runs user functions, so it needs the settings of the training loop.
+        start(threading.Thread(target=Settings().run, args=(self._work,), name=_THREAD_NAME, daemon=True))
         self._was_started = True
 
     def _is_first(self, action: str) -> bool:

@@ -1,0 +1,39 @@
+"""Carries the settings of the thread that reads a dataset to the threads that read ahead for it."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+
+from mirrored._jax.dispatch import adopt_thread_state, capture_thread_state
+
+
+class Settings:
+    """The JAX settings and context variables of the thread that creates this object, for threads that work for it.
+
+    JAX's settings (``with jax.enable_x64(True):``, matmul precision, dtype promotion) belong to a thread. Without them
+    a function of the dataset would compute elements of another dtype or precision in another thread.
+
+    Attributes:
+        reader: The thread that reads the elements, which keeps its own settings.
+    """
+
+    def __init__(self) -> None:
+        self._state, self._context = capture_thread_state(), contextvars.copy_context()
+        self._adopted = threading.local()
+        self.reader = threading.get_ident()
+
+    def adopt(self) -> None:
+        """Sets the settings and context variables in the current thread, once, unless it is the reader."""
+        if threading.get_ident() == self.reader or hasattr(self._adopted, "is_done"):
+            return
+        self._adopted.is_done = True
+        adopt_thread_state(self._state)
+        for variable, value in self._context.items():
+            variable.set(value)
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Calls a function in the current thread, which is new, with the settings and the context variables."""
+        adopt_thread_state(self._state)
+        self._context.run(function)
