@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mirrored._jax.arrays import as_array, put, put_rows
+from mirrored._jax.arrays import as_array, put, put_parts, put_rows
 from mirrored.errors import ArgumentError
 from mirrored.topology.device_assignment import make_device_assignment
 
@@ -24,6 +24,20 @@ def test_it_does_what_device_put_does(dtype: type, devices: int) -> None:
         assert [(shard.device, shard.index) for shard in ours.addressable_shards] == [
             (shard.device, shard.index) for shard in theirs.addressable_shards
         ]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_rows_may_share_memory(devices: int) -> None:
+    layout = make_device_assignment([f"CPU:{i}" for i in range(devices)])
+    row, column = np.float32([1, 2]), np.arange(8, dtype=np.float32)[:, None]
+    for values in (np.float32(3), row, column):
+        for shape in ((8, 2), (16, 8, 2)):
+            rows = np.broadcast_to(values, shape)
+            assert np.array_equal(np.asarray(put_rows(rows, layout.sharded, layout.devices)), rows)
+    part = np.arange(4.0, dtype=np.float32)
+    placed = put_parts([part] * devices, layout.sharded, layout.devices)
+    part[:] = 0
+    assert np.array_equal(np.asarray(placed), np.tile(np.arange(4), devices))
 
 
 def test_the_result_is_an_ordinary_array() -> None:
