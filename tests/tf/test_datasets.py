@@ -33,6 +33,30 @@ def test_strings_are_bytes() -> None:
     assert list(tf.data.Dataset.from_tensor_slices(["a", "b"])) == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("texts", [np.array(["a", "bc"]), np.array([b"a", b"bc"])], ids=["U", "S"])
+def test_arrays_of_strings_are_bytes(texts: Any) -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((texts, [0, 1]))
+    assert [text for text, _ in dataset] == [b"a", b"bc"]
+    assert [text.numpy() for text, _ in dataset] == [b"a", b"bc"]
+    assert [text for text, _ in dataset.as_numpy_iterator()] == [b"a", b"bc"]
+    for batches in (dataset.batch(2), dataset.batch(2).as_numpy_iterator()):
+        (batch, _) = next(iter(batches))
+        assert batch.dtype == object
+        assert batch.tolist() == [b"a", b"bc"]
+    seen: list[Any] = []
+    names = dataset.map(lambda text, _: seen.append(text.numpy()) or tf.strings.join([text, ".png"]))
+    assert list(names) == [b"a.png", b"bc.png"]
+    joined = dataset.batch(2).map(lambda text, _: seen.append(text.numpy().tolist()) or tf.strings.join([text, "x"]))
+    assert next(iter(joined)).tolist() == [b"ax", b"bcx"]
+    assert seen == [b"a", b"bc", [b"a", b"bc"]]
+
+
+def test_functions_and_generators_may_return_arrays_of_strings() -> None:
+    assert list(tf.data.Dataset.range(2).map(lambda x: np.str_("a"))) == [b"a", b"a"]
+    (batch,) = tf.data.Dataset.from_generator(lambda: iter([np.array(["a", "b"])]))
+    assert batch.tolist() == [b"a", b"b"]
+
+
 def test_the_end_of_a_distributed_dataset_is_out_of_range() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     reading = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(2).batch(2)))

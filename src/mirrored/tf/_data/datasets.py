@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -11,9 +11,10 @@ import numpy as np
 from mirrored._jax.arrays import fits, owned
 from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
+from mirrored.data.elements import Element, handed_out
 from mirrored.data.pipeline import dataset
 from mirrored.errors import EndOfDataError
-from mirrored.tf._data.host_arrays import OnHostArrays, on_host
+from mirrored.tf._data.host_arrays import OnHostArrays, on_host, strings_as_bytes
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 
@@ -23,7 +24,16 @@ def _tensors(element: PyTree) -> Any:
 
     Integers that do not fit into the 32 bits of a tensor stay on the host, too.
     """
-    return tree_map(lambda leaf: on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf)), element)
+    return tree_map(_tensor, element)
+
+
+def _tensor(leaf: Leaf) -> Any:
+    leaf = strings_as_bytes(leaf)
+    return on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf))
+
+
+def _arrays(element: Element) -> Any:
+    return tree_map(strings_as_bytes, handed_out(element))
 
 
 def _stays(leaf: Leaf) -> bool:
@@ -62,6 +72,10 @@ class Dataset(dataset.Dataset):
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)
     end_error: ClassVar[Callable[..., EndOfDataError]] = staticmethod(_end_error)
+
+    def as_numpy_iterator(self) -> Iterator[Any]:
+        """Returns a new iterator whose elements contain NumPy arrays; strings are bytes, as in tensors."""
+        return self.iterator(_arrays)
 
 
 TextLineDataset = Dataset.from_text_lines

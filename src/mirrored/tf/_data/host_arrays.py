@@ -172,6 +172,14 @@ def on_host(value: object) -> Any:
     return value.view(HostArray) if isinstance(value, np.ndarray) else value
 
 
+def strings_as_bytes(value: Any) -> Any:
+    """Converts NumPy scalars and arrays of strings to bytes, as in `tf.string`; returns other values unchanged."""
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "SUT":
+        return value
+    texts = as_bytes_array(np.asarray(value))
+    return texts if texts.shape else texts[()]
+
+
 def check_shape(value: Described, shape: ShapeLike | None) -> None:
     """Raises an error unless a value's shape is compatible with the given shape (`set_shape` of tensors).
 
@@ -204,13 +212,13 @@ class OnHostArrays:
 
 def _seen(value: Any) -> Any:
     kind = type(value)
-    if kind is np.ndarray:
+    if kind is np.ndarray and value.dtype.kind not in "SUT":
         return value.view(HostArray)
     if kind is dict:
         return {key: _seen(part) for key, part in value.items()}
     if kind is tuple or kind is list:
         return kind(_seen(part) for part in value)
-    return tree_map(_seen, value) if _is_structure(kind) else on_host(value)
+    return tree_map(_seen, value) if _is_structure(kind) else on_host(strings_as_bytes(value))
 
 
 def _plain(value: Any) -> Any:
