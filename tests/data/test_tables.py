@@ -60,6 +60,17 @@ def test_fields_over_several_lines_other_delimiters_and_empty_lines(tmp_path: Pa
     assert read(Dataset.from_csv(str(path), [0, ""], use_quote_delim=False)) == [(1, b'"a'), (2, b'b"')]
 
 
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_quoted_fields_keep_their_line_breaks(tmp_path: Path, line_break: str) -> None:
+    path = tmp_path / "breaks.csv"
+    field = f"x{line_break}{line_break}y\n"
+    path.write_bytes(f'a,b{line_break}1,"{field}"{line_break}2,z{line_break}'.encode())
+    rows = Dataset.from_csv(str(path), [0, ""], header=True)
+    assert read(rows) == [(1, field.encode()), (2, b"z")]
+    assert [one["b"] for one in batches(str(path), 1)] == [[field.encode()], [b"z"]]
+    assert_resumes_everywhere(rows)
+
+
 def test_quotes_inside_quoted_fields(tmp_path: Path) -> None:
     path = tmp_path / "quoted.csv"
     path.write_text('"a ""b"", c",1\n"",2\n"""",3\n')

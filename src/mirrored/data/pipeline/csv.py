@@ -14,7 +14,7 @@ import numpy as np
 
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
-from mirrored.data.pipeline.files import read_line
+from mirrored.data.pipeline.files import without_break
 from mirrored.data.pipeline.nodes import Run
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import ArraySpec
@@ -285,20 +285,17 @@ class ReadRecord:
 
     def __call__(self, file: IO[bytes], path: str, record: int) -> bytes | None:
         if self.header and record == 0:
-            self._read(file, path, 0)
-        line = self._read(file, path, record)
+            self._read(file)
+        line = self._read(file)
         while line == b"":  # skips empty lines, which many files have at their end
-            line = self._read(file, path, record)
+            line = self._read(file)
         return line
 
-    def _read(self, file: IO[bytes], path: str, record: int) -> bytes | None:
-        line = read_line(file, path, record)
-        while line is not None and self.quotes and line.count(b'"') % 2:
-            more = read_line(file, path, record)
-            if more is None:
-                break
-            line += b"\n" + more
-        return line
+    def _read(self, file: IO[bytes]) -> bytes | None:
+        line = file.readline()
+        while self.quotes and line.count(b'"') % 2 and (more := file.readline()):
+            line += more  # with the line break that the field contains
+        return without_break(line) if line else None
 
 
 def inferred(texts: Sequence[str]) -> Column:

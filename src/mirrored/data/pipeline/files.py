@@ -187,8 +187,11 @@ def check_compression(compression: str | None, called: str) -> str:
 def read_line(file: IO[bytes], path: str, record: int) -> bytes | None:
     r"""Returns the next line of a file without its line break (``\n`` or ``\r\n``); None at the end of the file."""
     line = file.readline()
-    if not line:
-        return None
+    return without_break(line) if line else None
+
+
+def without_break(line: bytes) -> bytes:
+    r"""Removes the line break (``\n`` or ``\r\n``) at the end of a line, if there is one."""
     return line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
 
 
