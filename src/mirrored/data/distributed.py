@@ -18,7 +18,7 @@ from mirrored.data.placement import Placer
 from mirrored.data.readers import Reader
 from mirrored.data.specs import elements_html
 from mirrored.data.worker_steps import WorkerSteps, worker_steps
-from mirrored.errors import ArgumentError, EndOfDataError, InputError, TransformationError
+from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError, TransformationError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.hooks import IteratedAsPython, note_iteration, stop_iteration
 
@@ -188,7 +188,8 @@ class DistributedIterator(IteratedAsPython):
         """Returns the read position after the element returned last, as data that a checkpoint can save.
 
         The position counts examples of the global stream. It therefore also fits a different number of replicas or a
-        different batch size.
+        different batch size. That of a loader with `state_dict` and `load_state_dict` is the loader's state, and fits
+        only its batch size.
         """
         _, position, examples = self._handed
         if position is None:  # nothing was handed out yet, so nothing was read ahead either
@@ -251,18 +252,44 @@ class DistributedIterator(IteratedAsPython):
             raise
 
     def _replace_reader(self, position: Any) -> None:
-        """Replaces the reader by a new one at a position; if the position does not fit, the reader stays."""
+        """Replaces the reader by a new one at a position; if the position does not fit, the iteration stays there."""
+        if self._reader.shares_position:  # reading ahead would move the new reader, too
+            self._stop_reading()
         reader = self._open_reader()
         try:
             steps = self._steps_of(reader)
             reader.set_state(position)
         except BaseException:
-            with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch
-                reader.set_state(self._handed[1])
-            reader.close()
+            self._go_back(reader)
             raise
         self._feed.close()
-        self._reader, self._worker_steps, self._done = reader, steps, None
+        self._done = None
+        self._continue_with(reader, steps)
+
+    def _stop_reading(self) -> None:
+        self._feed.close()
+        if self._feed.is_reading:
+            self._finish("failed")
+            raise ContextError(
+                "DistributedIterator.set_state",
+                found="the input thread still waits for a batch of the loader",
+                rule="the position belongs to the loader, which reads one batch at a time",
+                remedy="create a new loader, distribute it and restore the position in its iterator",
+            )
+
+    def _go_back(self, reader: Reader) -> None:
+        """Undoes the opening of a reader; goes on with it, where the iteration was, if the old reader is closed."""
+        with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch
+            reader.set_state(self._handed[1])
+            if reader.shares_position and self._done is None:
+                self._continue_with(reader, self._steps_of(reader))
+                return
+        reader.close()
+        if reader.shares_position:
+            self._finish("failed")
+
+    def _continue_with(self, reader: Reader, steps: WorkerSteps | None) -> None:
+        self._reader, self._worker_steps = reader, steps
         self._feed = self._new_feed()
         close_at_exit(self._feed)
 

@@ -339,6 +339,11 @@ class Feed:
             _place_of(self._worker),
         )
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether the input thread has not ended."""
+        return self._worker is not None and self._worker.is_alive()
+
     def close(self) -> None:
         """Stops the input thread, waits at most 5 s for the thread to end, and closes the dataset.
 

@@ -28,6 +28,11 @@ def is_torch_loader(data: object) -> bool:
     return any(one.__name__ == "DataLoader" and one.__module__.startswith("torch.") for one in type(data).__mro__)
 
 
+def has_loader_state(data: object) -> bool:
+    """Returns whether `data` is a loader that saves and restores its own position."""
+    return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+
+
 class LoaderIterators:
     """A factory of the iterators of a PyTorch DataLoader, of which one with persistent workers has a single one.
 
@@ -180,7 +185,7 @@ class ForeignCursor(IterableCursor):
 
     def get_state(self) -> Any:
         # A copy: reading ahead changes a dict that the loader returns and goes on using.
-        return {"loader": copy.deepcopy(self._data.state_dict())} if hasattr(self._data, "state_dict") else None
+        return {"loader": copy.deepcopy(self._data.state_dict())} if has_loader_state(self._data) else None
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._data.load_state_dict(copy.deepcopy(state["loader"]))

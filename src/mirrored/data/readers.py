@@ -79,6 +79,11 @@ class Reader(Protocol):
         """
         ...
 
+    @property
+    def shares_position(self) -> bool:
+        """Whether readers of the same datasets move each other's positions (`Source.shares_position`)."""
+        ...
+
     def read(self) -> tuple[Any, int]:
         """Reads the next training step's input into host memory; returns the input and its number of examples."""
         ...
@@ -132,6 +137,11 @@ class GlobalBatches:
     def ends_together(self) -> bool:
         """Whether all workers stop as soon as one worker has no more data; True if incomplete batches are dropped."""
         return self._rule == "drop"
+
+    @property
+    def shares_position(self) -> bool:
+        """Whether the iterators of the source share one position."""
+        return self._source.shares_position
 
     def no_examples(self) -> Any:
         """Returns a batch with 0 examples, in the form that `place` accepts; None if the structure is not known."""
@@ -274,7 +284,7 @@ class GlobalBatches:
 
         The reader is newly opened and has read nothing. The dataset cannot restore the position if its source cannot
         save positions, or has another batch size than when the position was saved (`Source.restore` may read a batch
-        from a second iterator to find out).
+        from a second iterator to find out, unless the iterators share one position).
 
         Raises:
             ArgumentError: Each worker reads its own data, and the position is one of another number of workers.
@@ -310,6 +320,11 @@ class ElementsInTurn:
     def ends_together(self) -> bool:
         """Whether all workers stop as soon as one worker has no more data; True if the elements are scalars."""
         return self._scalars
+
+    @property
+    def shares_position(self) -> bool:
+        """Whether the iterators of one of the sources share one position."""
+        return any(source.shares_position for source in self._sources)
 
     def __init__(self, sources: Sequence[Source], num_replicas: int, workers: int = 1) -> None:
         self._sources, self._workers = sources, workers

@@ -27,9 +27,11 @@ from mirrored.data.foreign import (
     GrainCursor,
     LoaderIterators,
     comes_from,
+    has_loader_state,
     hugging_face,
     is_torch_loader,
 )
+from mirrored.data.loader_positions import LoaderCursors
 from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
 from mirrored.data.specs import NoElementError, map_specs, spec_of
@@ -107,6 +109,11 @@ class Source(abc.ABC):
     def workers(self) -> int:
         """The number of workers that each read a part of the data of their own; 1 if all read the same data."""
         return 1
+
+    @property
+    def shares_position(self) -> bool:
+        """Whether the iterators share one position, so that reading from one moves the others."""
+        return False
 
     @property
     @abc.abstractmethod
@@ -199,14 +206,18 @@ class _IterableSource(Source):
         Raises:
             NoElementError: There is no element.
         """
-        cursor = self.make()
         try:
-            first = next(cursor)
+            first = self._first_spec()
         except StopIteration:
             raise NoElementError("DistributedDataset.element_spec") from None
+        return map_specs(lambda leaf: leaf.unbatched().batched(None) if leaf.shape else leaf, first)
+
+    def _first_spec(self) -> Any:
+        cursor = self.make()
+        try:
+            return spec_of(next(cursor))
         finally:
             cursor.close()
-        return map_specs(lambda leaf: leaf.unbatched().batched(None) if leaf.shape else leaf, spec_of(first))
 
     @property
     def cardinality(self) -> int:
@@ -256,6 +267,26 @@ class _IterableSource(Source):
             probe.close()
 
 
+@dataclasses.dataclass(frozen=True)
+class _LoaderSource(_IterableSource):
+    """The `Source` of a loader with a state, from which no batch may be read that is not used."""
+
+    cursors: LoaderCursors = dataclasses.field(kw_only=True)
+
+    @property
+    def shares_position(self) -> bool:
+        return True
+
+    def _first_spec(self) -> Any:
+        return self.cursors.spec()
+
+    def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
+        if state is None:
+            return False
+        cursor.set_state(state)
+        return True
+
+
 # What the layers above register: the kinds of datasets, and how arrays become batches.
 
 _kinds: Final[dict[type, Callable[[Any], Source]]] = {}
@@ -300,7 +331,8 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
             rule="a dataset must be an iterable of global batches that can be iterated more than once",
             remedy="pass a mirrored.data.Dataset, a Grain dataset, a PyTorch DataLoader, or a list of batches",
         )
-    if iter(data) is data:
+    # `iter` of a loader would begin an iteration, for which the loader's state may have been loaded.
+    if hasattr(data, "__next__") and iter(data) is data:
         raise ArgumentError(
             called,
             found=f"the dataset is an iterator ({type(data).__name__}), which can be read only once",
@@ -311,7 +343,12 @@ def as_source(data: Iterable[Any], examples_per_batch: int | None, called: str) 
     iterators = LoaderIterators(data, called) if is_loader else Iterators(lambda: data, called)
     batching = _BATCH_TORCH if is_loader or comes_from(data, "torch") else _BATCH_LIST
     batches = data if isinstance(data, (list, tuple)) else None
-    source = _IterableSource(lambda: ForeignCursor(data, iterators), batching, batches)
+    source: Source
+    if has_loader_state(data):
+        cursors = LoaderCursors(data, iterators)
+        source = _LoaderSource(cursors.open, batching, batches, cursors=cursors)
+    else:
+        source = _IterableSource(lambda: ForeignCursor(data, iterators), batching, batches)
     return _of_batches(source, data, examples_per_batch, called)
 
 
