@@ -10,7 +10,7 @@ import abc
 import copy
 import dataclasses
 import inspect
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from mirrored.errors import ArgumentError, ArgumentTypeError
@@ -107,12 +107,22 @@ class Item(Place):
         if isinstance(owner, tuple):
             changed: list[Any] = [value if index == self.key else one for index, one in enumerate(owner)]
             self.parent.put(type(owner)(*changed) if hasattr(owner, "_fields") else type(owner)(changed))
-        elif hasattr(owner, "__setitem__"):
-            owner[self.key] = value
+        elif hasattr(owner, "__setitem__") and self._was_set(owner, value):
+            return
         elif isinstance(owner, MutableMapping) or not hasattr(owner, "copy"):
             raise _unchangeable(owner)
         else:
             self.parent.put(type(owner)({**owner, self.key: value}))
+
+    def _was_set(self, owner: Any, value: object) -> bool:
+        """Sets the item; returns False if the class of an immutable mapping, such as Flax' `FrozenDict`, refuses it."""
+        try:
+            owner[self.key] = value
+        except (TypeError, ValueError, AttributeError, NotImplementedError):
+            if isinstance(owner, MutableMapping) or not isinstance(owner, Mapping):
+                raise
+            return False
+        return True
 
 
 @dataclasses.dataclass(frozen=True)
