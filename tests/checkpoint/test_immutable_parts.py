@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import types
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint, CheckpointManager
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.checkpoint.places import Item, Root
 from mirrored.elastic.session import Session
 from mirrored.elastic.snapshots import Snapshots
 
@@ -33,6 +37,84 @@ IMMUTABLE = {
     "tuple": lambda value: (jnp.full(2, value), jnp.zeros(1)),
     "named tuple": lambda value: Pair(jnp.full(2, value), 1),
 }
+
+
+def read_only(value: float) -> Any:
+    array = np.full(2, value)
+    array.setflags(write=False)
+    return array
+
+
+FIXED = {
+    "array": lambda value: jnp.full(2, value),
+    "key": lambda value: jax.random.key(int(value)),
+    "read-only NumPy array": read_only,
+    "mapping proxy": lambda value: types.MappingProxyType({"w": jnp.full(2, value)}),
+    "FrozenDict": lambda value: flax.core.freeze({"dense": {"w": jnp.full(2, value)}}),
+}
+UPDATED = {
+    "dict": lambda value: {"w": jnp.full(2, value), "b": {"c": jnp.full(1, value)}},
+    "list": lambda value: [jnp.full(2, value), jnp.full(1, value)],
+    "array": FIXED["array"],
+    "key": FIXED["key"],
+}
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_a_restore_names_the_fixed_part_that_it_has_replaced(kind: str, tmp_path: Path, caplog: Any) -> None:
+    path = Checkpoint(state=FIXED[kind](1.0), step=1).write(tmp_path / "c")
+    state = FIXED[kind](5.0)
+    checkpoint = Checkpoint(state=state, step=0)
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        checkpoint.restore(path).assert_consumed()
+    assert caplog.text.count("state = checkpoint.state") == 1
+    assert checkpoint.state is not state
+    assert type(checkpoint.state) is type(state)
+    leaf = jax.tree.leaves(dict(checkpoint.state) if kind == "mapping proxy" else checkpoint.state)[0]
+    assert (leaf == jax.tree.leaves(FIXED["key" if kind == "key" else "array"](1.0))[0]).all()
+
+
+def test_a_mapping_that_refuses_a_value_for_another_reason_keeps_its_error() -> None:
+    class Strict(dict[str, Any]):
+        def __setitem__(self, key: str, value: Any) -> None:
+            raise ValueError("not today")
+
+    with pytest.raises(ValueError, match="not today"):
+        Item(Root({"a": Strict(b=1)}, "a"), "b").put(2)
+
+
+@pytest.mark.parametrize("kind", UPDATED)
+def test_a_third_save_of_the_same_arrays_is_named(kind: str, tmp_path: Path, caplog: Any) -> None:
+    """Every checkpoint had the initial values of parameters that the steps returned anew."""
+    checkpoint = Checkpoint(params=UPDATED[kind](0.0))
+    manager = CheckpointManager(checkpoint, tmp_path)
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        manager.save(1)
+        manager.save(1)
+        assert not caplog.records
+        for step in range(2, 5):
+            manager.save(step)
+        manager.wait()
+    assert caplog.text.count("CheckpointManager.save: checkpoint.params = params") == 1
+
+
+@pytest.mark.parametrize("kind", UPDATED)
+def test_nothing_is_logged_about_arrays_that_are_assigned(kind: str, tmp_path: Path, caplog: Any) -> None:
+    checkpoint = Checkpoint(params=UPDATED[kind](0.0), constants={"mean": jnp.ones(2)})
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        for step in range(1, 5):
+            checkpoint.params = UPDATED[kind](float(step))
+            checkpoint.save(tmp_path / "c")
+            checkpoint.save(tmp_path / "c")
+    assert not caplog.records
+
+
+def test_nothing_is_logged_about_constants_beside_variables(tmp_path: Path, caplog: Any) -> None:
+    checkpoint = Checkpoint(v=mr.Variable(1.0), constants={"mean": jnp.ones(2)}, key=jax.random.key(0))
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        for _ in range(4):
+            checkpoint.save(tmp_path / "c")
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("kind", IMMUTABLE)

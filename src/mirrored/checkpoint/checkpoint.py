@@ -14,7 +14,7 @@ from mirrored.checkpoint.deferred import NoticingDict, NoticingList, noticing
 from mirrored.checkpoint.directory import as_path, following
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
-from mirrored.checkpoint.immutable_parts import log_replaced, log_unassigned
+from mirrored.checkpoint.immutable_parts import ArraysSaved, log_replaced, log_unassigned
 from mirrored.checkpoint.keras_slots import keras_slots
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
 from mirrored.checkpoint.manifest import Manifest, read_manifest
@@ -87,13 +87,14 @@ class Checkpoint:
     _writer: Writer
     _series: SeriesLock | None  # lock on the series of checkpoints that `save` numbers
     _saved: dict[str, set[str]]  # by the method that saves: what it has saved and was not assigned since
+    _arrays: dict[str, ArraysSaved]  # by the method that saves
     _told: set[str]  # the parts and sets for which a warning was logged
     _restoration: Succession | None  # the restores that wait for new state
     _keepers: list[Any]  # objects that keep this checkpoint alive until the restore is complete
 
     def __init__(self, root: object = None, /, **parts: object) -> None:
         vars(self).update(_parts={}, _root={}, _counter=None, _series=None)
-        vars(self).update(_writer=Writer(), _restoration=None, _keepers=[], _saved={}, _told=set())
+        vars(self).update(_writer=Writer(), _restoration=None, _keepers=[], _saved={}, _arrays={}, _told=set())
         self._saving = threading.RLock()
         if root is not None:
             self._root["root"] = _checked_root(root)
@@ -243,7 +244,7 @@ class Checkpoint:
         return lock
 
     def note_saved(self, called: str) -> None:
-        """Warns of immutable objects that method `called` has saved twice, with no new object assigned in between.
+        """Warns of objects that method `called` has saved before, with no new object or array assigned in between.
 
         Args:
             called: The method that saves.
@@ -252,6 +253,7 @@ class Checkpoint:
         log_unassigned(called, self._parts, saved - self._told)
         self._told |= saved
         self._saved[called] = set(self._parts)
+        self._arrays.setdefault(called, ArraysSaved()).log_same(called, self._parts, self._look)
 
     def snapshot(self, step: int | None = None) -> Manifest:
         """Returns a copy of all state in host memory, so that training can continue while the copy is written to disk.
@@ -318,9 +320,9 @@ class Checkpoint:
         A checkpoint that is saved meanwhile also contains the values that are not restored yet, of the existing parts:
         a program that is interrupted before it has built its model loses nothing.
 
-        Variables, lists, dicts and objects with attributes are restored in place. Tuples and frozen dataclasses, such
-        as a `TrainState` of arrays, cannot be changed, so the checkpoint gets a new one, and a warning is logged:
-        continue with ``state = checkpoint.state``.
+        Variables, lists, dicts and objects with attributes are restored in place. Tuples, frozen dataclasses (such as a
+        `TrainState` of arrays), JAX arrays and PRNG keys cannot be changed, so the checkpoint gets a new one, and a
+        warning is logged: continue with ``state = checkpoint.state``.
 
         Context: cross-replica, outside of compiled functions.
 
