@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.array_types import keeping_width, weakly_typed
 from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_data, owned, refuse_masked
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.json_state import decode, encode
@@ -166,7 +167,8 @@ class VariableLeaf(Leaf):
         if self._by_component and not self._is_shared_out(saved):
             whole = saved.value if saved.is_by_component else [saved.value] * variable.num_replicas
             value = PerReplica(self._components([_keys_of(saved, one) for one in whole]), variable.device_assignment)
-        variable.assign(value, read_value=False)
+        with keeping_width(saved.dtype):
+            variable.assign(value, read_value=False)
         return undo
 
     def _is_shared_out(self, saved: Saved) -> bool:
@@ -226,7 +228,8 @@ def from_components(variable: Variable, saved: Saved) -> Undo:
     leaf = VariableLeaf(variable)
     undo = leaf.undo()
     components = [_keys_of(saved, saved.value[replica]) for replica in variable.device_assignment.addressable_replicas]
-    variable.assign(PerReplica(components, variable.device_assignment), read_value=False)
+    with keeping_width(saved.dtype):
+        variable.assign(PerReplica(components, variable.device_assignment), read_value=False)
     return undo
 
 
@@ -259,7 +262,8 @@ class ArrayLeaf(Leaf):
             old = before.copy()
             before[...] = saved.one()
             return lambda: np.copyto(before, old)
-        place.put(_like(before, saved))
+        with keeping_width(saved.dtype):
+            place.put(_like(before, saved))
         return lambda: place.put(before)
 
 
@@ -271,13 +275,14 @@ def _like(before: Array | HostArray, saved: Saved) -> Any:
     if isinstance(before, np.ndarray):
         return np.array(saved.one(), before.dtype)
     value = owned(saved.one())
-    if not before.committed:
-        return _keys_of(saved, jnp.asarray(value))
     sharding = key_data(before).sharding
-    if sharding.is_fully_addressable:
-        return _keys_of(saved, jax.device_put(value, sharding))
-    # Each process has the whole value, and puts its parts on its own devices.
-    return _keys_of(saved, jax.make_array_from_callback(value.shape, sharding, lambda index: value[index]))
+    if not before.committed:
+        made = jnp.asarray(value)
+    elif sharding.is_fully_addressable:
+        made = jax.device_put(value, sharding)
+    else:  # each process has the whole value, and puts its parts on its own devices
+        made = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+    return _keys_of(saved, weakly_typed(made) if getattr(before, "weak_type", False) else made)
 
 
 def _keys_of(saved: Saved, data: Array | HostArray) -> Any:
