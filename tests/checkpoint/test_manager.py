@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -150,6 +151,39 @@ def test_one_in_so_many_hours_is_kept_for_good(tmp_path, v):
         manager.save(step)
     assert names(manager) == ["ckpt-3"]
     assert visible(tmp_path) == ["ckpt-1", "ckpt-2", "ckpt-3"]
+
+
+def hours_of_runs(folder, monkeypatch, runs, hours_of_run, forget=lambda: None):
+    """Saves every 0.2 hours in several runs, and returns the hours after which the checkpoints on disk were saved."""
+    now = [10**18]
+    monkeypatch.setattr(time, "time_ns", lambda: now[0])
+    monkeypatch.setattr(
+        "mirrored.checkpoint.manager.following", lambda path, manifest: dataclasses.replace(manifest, order=now[0])
+    )
+    checkpoint = Checkpoint(v=mr.Variable(0.0), step=0)
+    for _ in range(runs):
+        manager = CheckpointManager(checkpoint, folder, max_to_keep=2, keep_every_n_hours=1)
+        for _ in range(round(hours_of_run / 0.2)):
+            now[0] += int(0.2 * 3600e9)
+            checkpoint.step += 1
+            manager.save(checkpoint.step)
+            manager.wait()
+        forget()
+    return sorted(round(int(name.rpartition("-")[2]) * 0.2, 1) for name in visible(folder))
+
+
+@pytest.mark.parametrize(("runs", "hours_of_run"), [(1, 4.0), (5, 0.8), (10, 0.4)])
+def test_the_hours_of_kept_checkpoints_go_on_after_a_restart(tmp_path, monkeypatch, runs, hours_of_run):
+    """A program that started again more often than once an hour kept none."""
+    found = hours_of_runs(tmp_path, monkeypatch, runs, hours_of_run)
+    assert found == [1.0, 2.0, 3.0, 3.8, 4.0]
+
+
+def test_the_hours_of_checkpoints_of_earlier_versions_go_on(tmp_path, monkeypatch):
+    def forget():
+        (tmp_path / ".ckpt-last-kept").unlink()
+
+    assert hours_of_runs(tmp_path, monkeypatch, 3, 1.2, forget) == [2.0, 3.0, 3.4, 3.6]
 
 
 def test_an_old_checkpoint_with_a_damaged_manifest_is_kept(tmp_path, v, caplog):

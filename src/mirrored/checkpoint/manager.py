@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ import numpy as np
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
 from mirrored.checkpoint.directory import as_path, checkpoints_in, following, number_of, without_manifest
+from mirrored.checkpoint.keeping import KeepingClock
 from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest, read_manifest
 from mirrored.checkpoint.matching import RestoreStatus
 from mirrored.checkpoint.preemption import preemption
@@ -60,8 +60,8 @@ class CheckpointManager:
         save_interval_steps: `save` skips steps that are not a multiple of this number. Without `step`, it saves once
             per this many calls.
         checkpoint_name: Prefix of the checkpoint names.
-        keep_every_n_hours: Keeps one checkpoint per this many hours permanently, in addition to the newest ones.
-            `checkpoints` does not list it.
+        keep_every_n_hours: Keeps one checkpoint per this many hours permanently, in addition to the newest ones; the
+            hours go on when the program starts again. `checkpoints` does not list it.
         save_on_preemption: Whether to save and exit on SIGTERM. After any worker receives the signal, `save` saves on
             all workers at the same step regardless of the interval, waits until the checkpoint is on disk, prints a
             message, and ends the program with exit status 0. Call `save` at every step for this to work. The next start
@@ -128,7 +128,7 @@ class CheckpointManager:
         self._interval = save_interval_steps
         self._name = checkpoint_name
         self._keep_every_n_hours = keep_every_n_hours
-        self._last_kept_nanoseconds = time.time_ns()
+        self._clock = KeepingClock(self._directory, checkpoint_name)
         self._writer = Writer()
         self._saving = threading.RLock()  # one thread saves at a time
         self._calls_since_saved = 0
@@ -313,6 +313,8 @@ class CheckpointManager:
         Args:
             written: The path of the checkpoint that has just been written; it stays.
         """
+        if self._keep_every_n_hours is not None:
+            self._clock.latest()  # begins with the first checkpoint
         if self._max_to_keep is not None:
             others = [path for path in self._managed() if path != written]
             for path in others[: max(len(others) + 1 - self._max_to_keep, 0)]:
@@ -336,9 +338,9 @@ class CheckpointManager:
                 _log.warning("CheckpointManager keeps %s, which is damaged: %s", path, error.found)
                 (path / KEPT).touch()
                 return
-            if written - self._last_kept_nanoseconds >= hours * _NANOSECONDS_PER_HOUR:
-                self._last_kept_nanoseconds = written
+            if written - self._clock.latest() >= hours * _NANOSECONDS_PER_HOUR:
                 (path / KEPT).touch()
+                self._clock.set(written)
                 return
         _remove(path)
 
