@@ -12,6 +12,7 @@ from typing import Any
 from mirrored._jax.traces import eager
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import SLOTS, Graph
+from mirrored.checkpoint.growing_lists import append_saved_numbers, is_in_list
 from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
@@ -92,7 +93,12 @@ class Restoration:
                 one side.
             DamagedCheckpointError: The files were changed or damaged after they were written.
         """
-        self._restore(called, lambda name, leaf: True, strict=strict, first=True)
+        undo = append_saved_numbers(self._look, self._manifest)
+        try:
+            self._restore(called, lambda name, leaf: True, strict=strict, first=True)
+        except BaseException:
+            undo()
+            raise
 
     def leave_to(self, newer: Restoration) -> None:
         """Gives up the values of names in the program that a newer restore has, too."""
@@ -157,6 +163,7 @@ class Restoration:
             name
             for name in self._manifest.leaves
             if name not in taken and name not in manifest.leaves and name != COUNTER and wanted(name)
+            if self._manifest.leaves[name].kind != "number" or not is_in_list(name, graph)
         ]
         self._held = {name: saved for name, saved in self._held.items() if name in names}
         if not names or not self._hold([name for name in names if name not in self._held]):

@@ -1,0 +1,85 @@
+"""Lists of numbers to which a program appends, such as a history of losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import mirrored as mr
+from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
+from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.errors import CheckpointMismatchError
+
+
+def program(history: list[Any] | None = None) -> Checkpoint:
+    return Checkpoint(v=mr.Variable(0.0), history=[] if history is None else history)
+
+
+@pytest.mark.parametrize("how", ["restore", "restore_latest", "memory"])
+@pytest.mark.parametrize("begins_with", [[], [7.0]])
+def test_a_history_is_continued(how: str, begins_with: list[float], tmp_path: Path) -> None:
+    """It stayed empty, and the next checkpoint mixed new numbers with old ones."""
+    first = program([3.0, 2.0, 1.5])
+    manager = CheckpointManager(first, tmp_path)
+    manager.save(1)
+    manager.wait()
+    history = list(begins_with)
+    second = program(history)
+    if how == "restore":
+        second.restore(manager.latest_checkpoint).assert_consumed()
+    elif how == "restore_latest":
+        CheckpointManager(second, tmp_path).restore_latest()
+    else:
+        restore_snapshot(second, begin_snapshot(first).finish())
+    assert second.history == history == [3.0, 2.0, 1.5]
+    second.history.append(1.0)
+    reader = CheckpointReader(second.save(tmp_path / "next"))
+    assert [reader.read(f"history/{n}") for n in range(4)] == [3.0, 2.0, 1.5, 1.0]
+    assert "history/4" not in reader.names
+
+
+def test_histories_in_dicts_and_objects_are_continued(tmp_path: Path) -> None:
+    class Log:
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+    first = Checkpoint(histories={"loss": [1.0, 2.0], "accuracy": [0.5]}, log=Log())
+    first.log.losses += [4.0, 5.0]
+    second = Checkpoint(histories={"loss": [], "accuracy": []}, log=Log())
+    second.restore(first.save(tmp_path / "c")).assert_consumed()
+    assert second.histories == {"loss": [1.0, 2.0], "accuracy": [0.5]}
+    assert second.log.losses == [4.0, 5.0]
+
+
+def test_lists_of_other_things_and_of_configuration_do_not_grow(tmp_path: Path) -> None:
+    class Model:
+        def __init__(self, widths: list[int]) -> None:
+            self.w, self.widths = mr.Variable(1.0), widths
+
+    first = Checkpoint(arrays=[jnp.ones(1), 2.0], model=Model([1, 2, 3]), log=[1, 2])
+    second = Checkpoint(arrays=[jnp.zeros(1)], model=Model([]), log=[jnp.zeros(1)])
+    with pytest.raises(CheckpointMismatchError):
+        second.restore(first.save(tmp_path / "c"))
+    assert len(second.arrays) == len(second.log) == 1
+    assert second.model.widths == []
+
+
+def test_an_error_leaves_lists_as_they_were(tmp_path: Path) -> None:
+    path = Checkpoint(history=[1.0, 2.0], w=jnp.ones(2)).save(tmp_path / "c")
+    history: list[float] = [0.0]
+    with pytest.raises(CheckpointMismatchError):
+        Checkpoint(history=history, w=jnp.ones(3)).restore(path)
+    assert history == [0.0]
+
+
+def test_a_list_that_comes_after_the_restore_is_not_mixed_with_saved_numbers(tmp_path: Path) -> None:
+    path = program([3.0, 2.0, 1.5]).save(tmp_path / "c")
+    checkpoint = Checkpoint(v=mr.Variable(0.0))
+    checkpoint.restore(path).expect_partial()
+    checkpoint.history = []
+    checkpoint.history.append(1.0)
+    names = CheckpointReader(checkpoint.save(tmp_path / "c")).names
+    assert [name for name in names if "history" in name] == ["history/0"]
