@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import pytest
 
 import mirrored as mr
 from mirrored._jax import distributed, private, recovery
+from mirrored.checkpoint import Checkpoint, CheckpointManager, writing
 from mirrored.data import Dataset, InputOptions, feed
 from mirrored.data.cursors import IterableCursor
 from mirrored.errors import ContextError, InputError
@@ -262,3 +264,27 @@ def test_without_prefetching_the_training_function_reads_itself(change: threadin
     dataset = strategy.experimental_distribute_dataset(Dataset.range(8).batch(2), InputOptions(prefetch=0))
     assert len(list(dataset)) == 4
     assert not dataset.stats().uses_worker
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_checkpoint_that_is_being_written_is_finished_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    """Training continued after its step, so that it was never written."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def flush(path: Path) -> None:
+        begun.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(writing, "_flush", flush)
+    monkeypatch.setattr(writing, "_LAST_WRITE_SECONDS", 0.2 if is_slow else 30.0)
+    manager = CheckpointManager(Checkpoint(v=mr.Variable(1.0)), tmp_path)
+    manager.save(1)
+    assert begun.wait(30)
+    if not is_slow:
+        threading.Timer(0.2, may_end.set).start()
+    distributed.reset_for_another_job()
+    may_end.set()
+    manager.wait()
+    assert [Path(path).name for path in manager.checkpoints] == ([] if is_slow else ["ckpt-1"])

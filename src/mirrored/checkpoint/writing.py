@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 UNFINISHED: Final = ".unfinished"
 REPLACED: Final = ".replaced"
+_LAST_WRITE_SECONDS: Final = 10.0
 KEPT: Final = "kept"  # marks a checkpoint that no manager removes
 _THREAD: Final = "mirrored-checkpoint"
 _log = logging.getLogger("mirrored.checkpoint")
@@ -72,6 +74,13 @@ _fence = threading.local()
 
 @distributed.on_leave
 def _raise_fence() -> None:
+    """Discards the writes of this job that have not ended after a time limit, for which the other workers wait.
+
+    Training goes on after the newest step in the workers' memory, and does not save that step again.
+    """
+    deadline = time.monotonic() + _LAST_WRITE_SECONDS
+    for writer in list(_writers):
+        writer.join(max(deadline - time.monotonic(), 0.0))
     with _renaming:
         _Fence.number += 1
 
@@ -341,11 +350,15 @@ class Writer:
         if error is not None:
             raise error
 
-    def join(self) -> None:
-        """Waits until no checkpoint is being written; an error is raised later, by `wait`."""
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until no checkpoint is being written; an error is raised later, by `wait`.
+
+        Args:
+            timeout: The longest wait, in seconds.
+        """
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(timeout)
 
     def _run(self, work: Callable[[], None], claim: Claim, fence: int) -> None:
         if not claim.take("writer"):
