@@ -258,8 +258,9 @@ class Checkpoint:
     def snapshot(self, step: int | None = None) -> Manifest:
         """Returns a copy of all state in host memory, so that training can continue while the copy is written to disk.
 
-        Context: any thread. The snapshot is consistent: a training thread waits, so that all variables have their
-        values after the same step.
+        Context: any thread. A training thread waits, so that all variables have their values after the same step. The
+        position of an iterator is that after the batch returned last, whose step another thread may not have executed:
+        save iterators in the thread that reads them, after the step.
         """
         engine()
         refuse_callbacks("Checkpoint.save")
