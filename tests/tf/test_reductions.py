@@ -130,3 +130,30 @@ def test_the_range_of_a_histogram_has_the_dtype_of_the_values() -> None:
         assert tf.histogram_fixed_width(np.asarray([0.1, 0.2]), [0.1, 0.3], 2).tolist() == [1, 1]
         below = np.asarray([np.float64(np.float32(0.1)), 0.3])
         assert tf.histogram_fixed_width_bins(below, [0.0, 0.2], 2).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_counts_of_many_integers_need_memory_for_the_counts_only(wrap: Callable[..., Any]) -> None:
+    tokens = np.random.default_rng(0).integers(0, 50_000, 500_000, dtype=np.int32)
+    lengths = {"minlength": 50_000, "maxlength": 50_000}
+    counted = wrap(lambda one: tf.math.bincount(one, **lengths))(tokens)
+    np.testing.assert_array_equal(counted, np.bincount(tokens, minlength=50_000))
+    rows = wrap(lambda one: tf.math.bincount(one, **lengths, axis=-1, binary_output=True))(tokens.reshape(5, -1))
+    np.testing.assert_array_equal(rows, [np.bincount(row, minlength=50_000) > 0 for row in tokens.reshape(5, -1)])
+
+
+@pytest.mark.parametrize("axis", [None, -1])
+def test_counts_in_narrow_floats_do_not_stop_to_grow(axis: int | None) -> None:
+    ones = np.zeros([1, 1000], np.int32) if axis == -1 else np.zeros(1000, np.int32)
+    assert tf.reduce_max(tf.math.bincount(ones, dtype=tf.float16, axis=axis)) == 1000
+    weights = tf.ones(ones.shape, tf.bfloat16)
+    counted = tf.math.bincount(ones, weights=weights, axis=axis)
+    assert counted.dtype == tf.bfloat16
+    assert tf.reduce_max(counted) == 1000
+
+
+def test_integers_that_are_not_bins_are_not_counted() -> None:
+    count = tf.function(lambda one: tf.math.bincount(one, minlength=3, maxlength=3))
+    assert count(np.array([-1, 0, 2, 3, 2], np.int32)).tolist() == [1, 0, 2]
+    assert tf.math.bincount(np.zeros([2, 0], np.int32), minlength=2, axis=-1).tolist() == [[0, 0], [0, 0]]
+    assert tf.math.bincount(np.zeros([0], np.int32), weights=np.zeros([0], np.float32), minlength=1).tolist() == [0.0]

@@ -254,13 +254,25 @@ def bincount(
     if length is None:
         length = max(int(jnp.max(arr, initial=-1)) + 1, int(minlength or 0))
         length = length if maxlength is None else min(length, int(maxlength))
-    one = jax.nn.one_hot(arr, length, dtype=array_dtype(dtype) if weights is None else weights.dtype)
     if weights is not None:
         _check_weights(arr, weights)
-        one = jnp.where(one != 0, weights[..., None], 0)  # a product with 0 would spread infinities and NaN
-    parts = one if axis == -1 else one.reshape(math.prod(one.shape[:-1]), length)
-    counted = jnp.sum(parts, axis=-2, dtype=one.dtype)
+    counted = _counted(arr if axis == -1 else arr.reshape(-1), weights, length)
+    counted = counted.astype(array_dtype(dtype) if weights is None else weights.dtype)
     return jnp.minimum(counted, 1) if binary_output else counted
+
+
+def _counted(arr: jax.Array, weights: jax.Array | None, length: int) -> jax.Array:
+    """Counts integers, or sums their weights, along the last axis; drops integers that are not below `length`.
+
+    It counts in int32 and sums in 32 bits or more: narrow floats do not change when a small number is added to a large.
+    """
+    rows = arr.reshape(math.prod(arr.shape[:-1]), arr.shape[-1] if arr.ndim else 1)
+    added = jnp.ones((), jnp.int32) if weights is None else weights.reshape(rows.shape)
+    if added.dtype.itemsize < 4:
+        added = added.astype(jnp.promote_types(added.dtype, "float32" if added.dtype.kind not in "biu" else "int32"))
+    places = jnp.arange(rows.shape[0])[:, None], without_wrapping(rows, length)
+    counted = jnp.zeros((rows.shape[0], length), added.dtype).at[places].add(added, mode="drop")
+    return counted.reshape(*arr.shape[:-1], length)
 
 
 @op("math.confusion_matrix")
