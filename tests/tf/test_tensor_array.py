@@ -58,10 +58,90 @@ def test_rows_are_neither_dropped_nor_repeated():
             array.scatter(indices, tf.ones([2, 1]))
 
 
-def test_a_write_leaves_the_old_one_as_it_was():
+def test_eager_writes_change_the_array():
+    array = tf.TensorArray(tf.float32, size=3)
+    assert array.write(0, 1.0) is array
+    array.write(1, 2.0)
+    array.scatter([2, 0], [3.0, 4.0])
+    np.testing.assert_array_equal(array.stack(), [4, 2, 3])
+    assert array.unstack([5.0, 6.0]) is array
+    array.write(1, 7.0)
+    np.testing.assert_array_equal(array.stack(), [5, 7])
+    grown = tf.TensorArray(tf.float32, dynamic_size=True)
+    grown.split(tf.range(3.0), [1, 2])
+    for i in tf.range(2, 4):
+        grown.write(i, [9.0])
+    np.testing.assert_array_equal(grown.concat(), [0, 1, 2, 9, 9])
+
+
+def test_eager_loops_change_the_array():
+    array = tf.TensorArray(tf.int32, size=3)
+
+    def body(i):
+        array.write(i, 2 * i)
+        return (i + 1,)
+
+    tf.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+    tf.cond(tf.constant(True), lambda: array.write(0, 5), lambda: array)
+    np.testing.assert_array_equal(array.stack(), [5, 2, 4])
+
+
+def test_eager_writes_change_the_array_beside_a_tape():
+    x, array = tf.Variable(2.0), tf.TensorArray(tf.float32, size=2)
+    with tf.GradientTape() as tape:
+        array.write(0, x * x)
+        array.write(1, 3 * x)
+        total = tf.reduce_sum(array.stack())
+    assert float(tape.gradient(total, x)) == 7.0
+    np.testing.assert_array_equal(array.stack(), [4, 6])
+
+
+def test_a_write_in_a_function_leaves_the_old_one_as_it_was():
     old = tf.TensorArray(tf.int32, size=1, element_shape=())
-    new = old.write(0, 7)
-    assert (int(old.read(0)), int(new.read(0))) == (0, 7)
+    assert int(tf.function(lambda row: old.write(0, row).read(0))(7)) == 7
+    assert int(old.read(0)) == 0
+
+
+@pytest.mark.parametrize("method", ["write", "scatter", "unstack", "split"])
+def test_a_function_that_drops_the_result_of_a_write_warns(method):
+    given = {"write": (1, [2.0]), "scatter": ([1], [[2.0]]), "unstack": ([[2.0]],), "split": ([2.0], [1])}[method]
+
+    @tf.function
+    def rows(x):
+        array = tf.TensorArray(tf.float32, size=3).write(0, [x])
+        getattr(array, method)(*given)
+        return array.stack()
+
+    with pytest.warns(UserWarning, match=rf"Array\.{method}: .*_array.py:\d+ .*never used(.|\n)*assign"):
+        np.testing.assert_array_equal(rows(tf.constant(1.0)), [[1], [0], [0]])
+
+
+@pytest.mark.filterwarnings("error")
+def test_results_of_writes_that_are_used_do_not_warn():
+    @tf.function
+    def rows(x, n):
+        array = tf.TensorArray(tf.float32, size=4).write(0, x)
+        for i in tf.range(1, 3):
+            if x > 0:
+                array = array.write(i, x)
+        _, array = tf.while_loop(lambda i, a: i < n, lambda i, a: (i + 1, a.write(i, x)), (3, array))
+        array.write(0, 0.0).mark_used()
+        return array
+
+    np.testing.assert_array_equal(rows(tf.constant(1.0), tf.constant(4)).stack(), [1, 1, 1, 1])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_function_that_ends_with_an_exception_does_not_warn():
+    @tf.function
+    def rows(x):
+        array = tf.TensorArray(tf.float32, size=1).write(0, x)
+        if not x.shape:
+            raise KeyError("scalar")
+        return array.stack()
+
+    with pytest.raises(KeyError):
+        rows(tf.constant(1.0))
 
 
 def test_gradients_flow_through_a_loop():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.traces import NotConstant
+from mirrored._jax.source_lines import user_line
+from mirrored._jax.traces import NotConstant, current_trace, is_eval, recording_parent
 from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
@@ -41,9 +43,17 @@ class _Options:
     element_shape: tuple[int, ...] | None
 
 
+def _is_traced() -> bool:
+    """Returns whether code is being compiled; a gradient tape alone does not count."""
+    return not is_eval(recording_parent(current_trace()))
+
+
 @jax.tree_util.register_pytree_node_class
 class TensorArray:
-    """An immutable sequence of tensors; `write` and similar methods return a changed copy.
+    """A sequence of tensors; `write` and similar methods change it in eager code, and a copy of it in compiled code.
+
+    Code that assigns their result (``array = array.write(i, row)``) does the same in both. Compiled code that drops it
+    loses the row, as in TensorFlow, and a `UserWarning` names the line.
 
     Context: any. Rows at indices that are known while tracing are stored separately, and may differ in shape. From the
     first row at a traced index on, all rows are stored in one tensor. A traced index that is out of range at run time
@@ -82,10 +92,35 @@ class TensorArray:
         self._rows: dict[int, Any] = {}
         self._buffer: Any = None
 
+    _unused: tuple[str, str, Any] | None = None  # the method and line of a write in the trace, until the result is used
+
+    def __del__(self) -> None:
+        unused = self._unused
+        # An exception that ends the trace deletes arrays after it.
+        if unused is None or unused[2] is not current_trace():
+            return
+        warnings.warn(
+            f"TensorArray.{unused[0]}: the result of the call in {unused[1]} was never used, so its rows are lost\n"
+            "  rule:   in compiled code the method returns a changed copy, and leaves the array as it was; only eager "
+            f"code changes the array\n  remedy: assign the result: array = array.{unused[0]}(...)",
+            UserWarning,
+            stacklevel=2,
+        )
+
+    def _changed(self, method: str, new: TensorArray) -> TensorArray:
+        """Returns `new` in compiled code; in eager code takes its rows, and returns this array."""
+        self._unused = None
+        if _is_traced():
+            new._unused = method, user_line(), current_trace()
+            return new
+        self._options, self._rows, self._buffer = new._options, new._rows, new._buffer
+        return self
+
     # Methods of pytree nodes. The rows are children, so that loops carry them.
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """Returns the tensors of the sequence and its static data, as JAX requires of a pytree node."""
+        self._unused = None
         return (tuple(self._rows.values()), self._buffer), (self._options, tuple(self._rows))
 
     @classmethod
@@ -134,6 +169,7 @@ class TensorArray:
 
     def size(self, name: str | None = None) -> jax.Array:
         """Returns the number of tensors in the sequence."""
+        self._unused = None
         return jnp.asarray(self._options.size, jnp.int32)
 
     def __len__(self) -> int:
@@ -142,14 +178,16 @@ class TensorArray:
     # Writing
 
     def write(self, index: Operand, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns a copy of the sequence in which the tensor at `index` is `value`.
+        """Makes `value` the tensor at `index`, and returns the sequence; in compiled code, changes and returns a copy.
 
         Raises:
             InvalidArgumentError: The row has another dtype, or, with traced indices, another shape than the other rows.
                 The index is traced, and the array has ``dynamic_size=True``.
             OutOfRangeError: The index is out of range.
         """
-        row = self._row(value)
+        return self._changed("write", self._with(index, self._row(value)))
+
+    def _with(self, index: Operand, row: jax.Array) -> TensorArray:
         try:
             place = static_int(known(index), called="TensorArray.write", argument="index")
         except (NotConstant, InvalidArgumentError):
@@ -159,7 +197,9 @@ class TensorArray:
         if self._buffer is not None:
             _require_shape(row, self._buffer.shape[1:])
             return self._made(options, {}, self._padded(options.size).at[place].set(row))
-        return self._made(options, {**self._rows, place: row}, None)
+        rows = dict(self._rows) if _is_traced() else self._rows
+        rows[place] = row
+        return self._made(options, rows, None)
 
     def _row(self, value: Operand) -> jax.Array:
         row = as_tensor(value, self._options.dtype)
@@ -207,6 +247,7 @@ class TensorArray:
 
     def _stored(self, shape: tuple[int, ...]) -> TensorArray:
         """Returns the array with its rows stored in one tensor."""
+        self._unused = None
         if self._buffer is not None:
             return self
         buffer = jnp.zeros((self._options.size, *shape), self._options.dtype)
@@ -228,6 +269,7 @@ class TensorArray:
             OutOfRangeError: The index is out of range.
             InvalidArgumentError: The row was never written, and no other row determines its shape.
         """
+        self._unused = None
         try:
             place = static_int(known(index), called="TensorArray.read", argument="index")
         except (NotConstant, InvalidArgumentError):
@@ -251,6 +293,7 @@ class TensorArray:
 
     def stack(self, name: str | None = None) -> jax.Array:
         """Returns all tensors of the sequence, stacked along a new first axis."""
+        self._unused = None
         if self._buffer is not None:
             return self._buffer  # type: ignore[no-any-return]
         shape = self._shape_or_refuse()
@@ -261,6 +304,7 @@ class TensorArray:
 
     def concat(self, name: str | None = None) -> jax.Array:
         """Returns all tensors of the sequence, concatenated along their first axis."""
+        self._unused = None
         if self._buffer is not None:
             return self._buffer.reshape((-1, *self._buffer.shape[2:]))  # type: ignore[no-any-return]
         return jnp.concatenate([self.read(place) for place in range(self._options.size)])
@@ -270,6 +314,7 @@ class TensorArray:
 
         Raises the same errors as `read`.
         """
+        self._unused = None
         places = as_tensor(indices)
         found = outside(places, self._options.size)
         if found is not None:
@@ -284,13 +329,13 @@ class TensorArray:
     # Reading and writing many rows
 
     def unstack(self, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns a new `TensorArray` of the slices of `value` along its first axis."""
+        """Replaces all tensors by the slices of `value` along its first axis, and returns the sequence, as `write`."""
         rows = self._row(value)
         options = dataclasses.replace(self._options, size=rows.shape[0])
-        return self._made(options, {}, rows)
+        return self._changed("unstack", self._made(options, {}, rows))
 
     def scatter(self, indices: Operand, value: Operand, name: str | None = None) -> TensorArray:
-        """Returns a copy of the sequence in which the tensor at ``indices[i]`` is ``value[i]``.
+        """Makes ``value[i]`` the tensor at ``indices[i]``, and returns the sequence, as `write` does.
 
         Raises:
             InvalidArgumentError: There are not as many indices as rows.
@@ -304,11 +349,11 @@ class TensorArray:
                 remedy="pass as many indices as rows",
             )
         for number in range(rows.shape[0]):
-            array = array.write(places[number], rows[number])
-        return array
+            array = array._with(places[number], rows[number])
+        return self._changed("scatter", array)
 
     def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
-        """Splits `value` into parts of the given lengths, and returns a copy of the sequence with the parts written.
+        """Writes the parts of `value` that have the given lengths, and returns the sequence, as `write` does.
 
         Raises:
             InvalidArgumentError: The lengths do not add up to the rows of `value`, or are traced.
@@ -323,18 +368,20 @@ class TensorArray:
                 remedy="correct the lengths",
             )
         for number, length in enumerate(sizes):
-            array, start = array.write(number, whole[start : start + length]), start + length
-        return array
+            array, start = array._with(number, whole[start : start + length]), start + length
+        return self._changed("split", array)
 
     def identity(self) -> TensorArray:
         """Returns this `TensorArray` itself."""
+        self._unused = None
         return self
 
     def close(self, name: str | None = None) -> None:
         """Does nothing: a `TensorArray` holds nothing that must be released."""
 
     def mark_used(self) -> None:
-        """Does nothing: there is no warning about an unused `TensorArray`."""
+        """Prevents the warning about a result of `write` that compiled code does not use."""
+        self._unused = None
 
     def __repr__(self) -> str:
         return f"TensorArray(dtype={self._options.dtype}, size={self._options.size}, rows of {self.element_shape})"
