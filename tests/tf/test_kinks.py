@@ -135,3 +135,24 @@ def test_clipping_to_the_norm_of_a_tensor_has_the_derivative_of_the_clipped_side
         clipped = clip(t, norm)
     np.testing.assert_allclose(clipped, [3, 4], rtol=1e-6)
     np.testing.assert_allclose(tape.gradient(clipped, t), [1 - 7 * 3 / 25, 1 - 7 * 4 / 25], rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_a_sign_has_the_gradient_zero_and_other_steps_have_none(wrap: Any) -> None:
+    def slopes(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                size = tf.abs(x)
+            slope = inner.gradient(size, x)
+            steps = [tf.sign(x), slope, tf.floor(x), tf.math.ceil(x), tf.round(x), tf.math.rint(x)]
+        return [outer.gradient(one, x) for one in steps]
+
+    found = wrap(slopes)(tf.constant([2.0, -1.0, 0.0]))
+    assert [one if one is None else one.tolist() for one in found] == [[0.0] * 3] * 2 + [None] * 4
+    x = tf.constant(2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        infinite = tf.sign(x) * np.inf
+    assert float(tape.gradient(infinite, x)) == 0.0

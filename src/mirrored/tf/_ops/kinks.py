@@ -60,11 +60,23 @@ def _times_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -
     return _times(of_x, y) + jnp.where((y == 0) & ~jnp.isfinite(x), 0, x) * of_y
 
 
-_absolute: Final = _with_derivative(jnp.abs, lambda x, moved: jnp.sign(x) * moved)
+def _nothing(moved: jax.Array) -> jax.Array:
+    """Returns zeros that depend on `moved`, so that the gradient is zeros instead of None; also where it is NaN."""
+    return jnp.where(jnp.zeros(moved.shape, bool), moved, jnp.zeros_like(moved))
+
+
+_sign: Final = _with_derivative(jnp.sign, lambda x, moved: _nothing(moved))
+_absolute: Final = _with_derivative(jnp.abs, lambda x, moved: _sign(x) * moved)
 _maximum: Final = _with_derivative(jnp.maximum, lambda x, y, of_x, of_y: jnp.where(x >= y, of_x, of_y))
 _minimum: Final = _with_derivative(jnp.minimum, lambda x, y, of_x, of_y: jnp.where(x <= y, of_x, of_y))
 _times_no_nan: Final = _with_derivative(_times, _times_moved)
 _power: Final = _with_derivative(jnp.power, _power_moved)
+
+
+def sign(x: jax.Array) -> jax.Array:
+    """Computes the sign; its gradient is zeros, as TensorFlow's, which gives none for other steps, such as `floor`."""
+    result: jax.Array = _sign(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else jnp.sign(x)
+    return result
 
 
 def absolute(x: jax.Array) -> jax.Array:

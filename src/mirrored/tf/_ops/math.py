@@ -116,7 +116,7 @@ rows(
         "math.round round": ("x", jnp.round),
         "math.rsqrt": ("x", lax.rsqrt),
         "math.scalar_mul scalar_mul": ("scalar x", jnp.multiply),
-        "math.sign sign": ("x", jnp.sign),
+        "math.sign sign": ("x", kinks.sign),
         "math.sin sin": ("x", jnp.sin),
         "math.sinh sinh": ("x", jnp.sinh),
         "math.special.expint": ("x", special.expi),
