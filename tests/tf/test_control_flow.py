@@ -306,3 +306,42 @@ def test_gradients_of_variables_that_only_control_flow_reads(
     for run in (lambda: strategy.run(replica, args=(x,)), tf.function(lambda: strategy.run(replica, args=(x,)))):
         results = [strategy.experimental_local_results(one) for one in run()]
         assert [[float(one) for one in result] for result in results] == [[want] * replicas, [want + 10.0] * replicas]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_recomputed_functions_draw_the_same_numbers_and_assign_once(wrap: Any) -> None:
+    weights, calls = tf.Variable(tf.ones([64])), tf.Variable(0.0)
+
+    def dropped(x: Any) -> Any:
+        calls.assign_add(1.0)
+        return tf.nn.dropout(x * weights, 0.5)
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            first, second = (tf.recompute_grad(dropped)(tf.ones([64])) for _ in range(2))
+            total = first + 3 * second
+        return first, second, total, tape.gradient(total, weights)
+
+    run = wrap(step)
+    for count in (2.0, 4.0):
+        first, second, total, gradient = run()
+        np.testing.assert_allclose(gradient, total)
+        assert set(np.unique(first)) == {0.0, 2.0}
+        assert not np.array_equal(first, second)
+        assert float(calls.read_value()) == count
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_recomputed_dropout_in_replicas(wrap: Any) -> None:
+    strategy = tf.distribute.MirroredStrategy(["cpu:0"])
+    with strategy.scope():
+        weights = tf.Variable(tf.ones([64]))
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            found = tf.recompute_grad(lambda x: tf.nn.dropout(x * weights, 0.5))(tf.ones([64]))
+        return found, tape.gradient(found, weights)
+
+    found, gradient = wrap(lambda: strategy.run(step))()
+    np.testing.assert_allclose(found, gradient)
+    assert set(np.unique(found)) == {0.0, 2.0}

@@ -7,6 +7,8 @@ collects them instead, and reads of the assigned variables return them. The diff
 collected tracers (`values`) as auxiliary results of `jax.vjp`. When the differentiation is complete, these results are
 values of the enclosing trace (concrete arrays in eager code), and `settle` assigns them to the variables in the store
 below. An assignment has no derivative, so a read that follows it in the function is a constant of the differentiation.
+
+`tf.recompute_grad` uses it likewise for `jax.checkpoint`, which traces a function.
 """
 
 from __future__ import annotations
@@ -163,8 +165,8 @@ def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Calla
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 
-    def apart(*args: Any) -> Any:
+    def apart(*args: Any, **kwargs: Any) -> Any:
         with overlay.current():
-            return function(*args)
+            return function(*args, **kwargs)
 
     return overlay, apart

@@ -21,6 +21,7 @@ from mirrored._jax.traces import NotConstant, evaluate, is_eager
 from mirrored._jax.trees import transformed, tree_flatten
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError
+from mirrored.runtime.overlay_store import assignments_apart
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
@@ -310,7 +311,8 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `f` with intermediate values recomputed in the backward pass, not stored (`jax.checkpoint`).
 
-    Arguments that are not arrays, such as ``training=True`` and ``axis=1``, reach `f` as they are.
+    Arguments that are not arrays, such as ``training=True`` and ``axis=1``, reach `f` as they are. Random numbers are
+    the same in both passes, and variables that `f` assigns, such as moving averages, change once.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -324,9 +326,12 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             for place, array in zip(traced, arrays, strict=True):
                 given[place] = array
             own_args, own_kwargs = structure.unflatten(given)
-            return f(*own_args, **own_kwargs)
+            return apart(*own_args, **own_kwargs), overlay.values()
 
-        return transformed(jax.checkpoint, of_arrays)([leaves[place] for place in traced])
+        overlay, apart = assignments_apart(f)
+        results, assigned = transformed(jax.checkpoint, of_arrays)([leaves[place] for place in traced])
+        overlay.settle(assigned)
+        return results
 
     return run
 
