@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import mirrored.tf as tf
@@ -93,3 +94,11 @@ def test_nans_can_be_made_errors() -> None:
     finally:
         tf.debugging.disable_check_numerics()
     assert tf.math.is_nan(tf.math.log(-1.0))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_the_default_tolerance_is_ten_epsilon_of_the_dtype(dtype: str) -> None:
+    one, eps = tf.ones([2], dtype), float(jnp.finfo(dtype).eps)
+    tf.debugging.assert_near(one, one * (1 + 8 * eps))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="within the tolerance"):
+        tf.debugging.assert_near(one, one * (1 + 40 * eps))

@@ -112,7 +112,8 @@ def assert_near(
     """
     del summarize
     left, right = tensors(x, y)
-    small = 10 * float(jnp.finfo(left.dtype).eps) if left.dtype.kind == "f" else 0.0  # type: ignore[no-untyped-call]
+    floats = jnp.issubdtype(left.dtype, jnp.inexact)
+    small = 10 * float(jnp.finfo(left.dtype).eps) if floats else 0.0  # type: ignore[no-untyped-call]
     bound = (small if atol is None else atol) + (small if rtol is None else rtol) * jnp.abs(right)
     rule = "x and y must be equal within the tolerance"
     _require("tf.debugging.assert_near", jnp.all(jnp.abs(left - right) <= bound), message, rule, [left, right])
