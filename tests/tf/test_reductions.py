@@ -157,3 +157,10 @@ def test_integers_that_are_not_bins_are_not_counted() -> None:
     assert count(np.array([-1, 0, 2, 3, 2], np.int32)).tolist() == [1, 0, 2]
     assert tf.math.bincount(np.zeros([2, 0], np.int32), minlength=2, axis=-1).tolist() == [[0, 0], [0, 0]]
     assert tf.math.bincount(np.zeros([0], np.int32), weights=np.zeros([0], np.float32), minlength=1).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "bool"])
+def test_a_confusion_matrix_takes_classes_of_other_dtypes(dtype: str) -> None:
+    labels, predictions = tf.cast([0, 1, 1], dtype), tf.cast([1, 1, 0], dtype)
+    assert tf.math.confusion_matrix(labels, predictions).tolist() == [[0, 1], [1, 1]]
+    assert tf.math.confusion_matrix([0.9, 2.2], [1.0, 2.0], num_classes=3).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1]]

@@ -287,7 +287,7 @@ def confusion_matrix(
 
     Inside `tf.function`, pass `num_classes`.
     """
-    true, guessed = labels.reshape(-1), predictions.reshape(-1)
+    true, guessed = _as_classes(labels), _as_classes(predictions)
     require_prefix("tf.math.confusion_matrix", "labels", true, "predictions", guessed)
     if weights is not None:
         weights = weights.reshape(-1)
@@ -299,6 +299,11 @@ def confusion_matrix(
     places = without_wrapping(true, size), without_wrapping(guessed, size)
     empty = jnp.zeros((size, size), array_dtype(dtype))
     return empty.at[places].add(amount.astype(empty.dtype), mode="drop")
+
+
+def _as_classes(values: jax.Array) -> jax.Array:
+    """Returns a vector of integers; fractions are cut off, as in TensorFlow."""
+    return values.reshape(-1).astype(jnp.int32 if not jnp.issubdtype(values.dtype, jnp.integer) else values.dtype)
 
 
 @op("math.zero_fraction nn.zero_fraction")
