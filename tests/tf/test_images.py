@@ -54,3 +54,12 @@ def test_the_contrast_of_half_precision_images_keeps_their_dtype():
     image = tf.ones([4, 4, 3], tf.float16)
     assert tf.image.random_contrast(image, 0.5, 1.5).dtype == tf.float16
     assert tf.image.adjust_contrast(image, tf.constant(2.0)).dtype == tf.float16
+
+
+def test_boxes_are_suppressed_without_a_matrix_of_all_pairs():
+    """The matrix of 60,000 boxes has 14 GB."""
+    corners = np.random.default_rng(0).uniform(0, 1000, [60_000, 2]).astype(np.float32)
+    boxes = np.concatenate([corners, corners + 0.001], axis=1)
+    boxes[1] = boxes[0]
+    scores = np.linspace(1, 0, 60_000, dtype=np.float32)
+    assert tf.image.non_max_suppression(boxes, scores, 3).tolist() == [0, 2, 3]

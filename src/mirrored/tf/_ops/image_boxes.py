@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
@@ -138,7 +139,9 @@ def non_max_suppression_overlaps(
     score_threshold: Operand = -np.inf,
 ) -> jax.Array:
     """Returns the indices that `non_max_suppression` would return, given a matrix [boxes, boxes] of overlaps."""
-    chosen, _, count = _suppressed(overlaps, scores, max_output_size, overlap_threshold, score_threshold)
+    chosen, _, count = _suppressed(
+        lambda index: overlaps[:, index], scores, max_output_size, overlap_threshold, score_threshold
+    )
     return chosen[: _known(count, "non_max_suppression_overlaps")]
 
 
@@ -249,19 +252,30 @@ def _known(count: jax.Array, name: str) -> int:
     return int(count)
 
 
-def _overlaps(boxes: jax.Array) -> jax.Array:
-    """Computes the intersection over union of all pairs: f32[boxes, boxes]; 0 for boxes without area."""
+def _overlaps(boxes: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """Returns a function of the index of a box: its intersections over unions with all boxes, 0 for those without area.
+
+    A matrix of all pairs would need memory of the square of the number of boxes.
+    """
     low, high = jnp.minimum(boxes[:, :2], boxes[:, 2:]), jnp.maximum(boxes[:, :2], boxes[:, 2:])
     area = jnp.prod(high - low, axis=-1)
-    sides = jnp.minimum(high[:, None], high[None]) - jnp.maximum(low[:, None], low[None])
-    shared = jnp.prod(jnp.maximum(sides, 0), axis=-1)
-    union = area[:, None] + area[None] - shared
-    proper = (area[:, None] > 0) & (area[None] > 0)
-    return jnp.where(proper, shared / jnp.where(proper, union, 1), 0)
+
+    def of(index: jax.Array) -> jax.Array:
+        sides = jnp.minimum(high, high[index]) - jnp.maximum(low, low[index])
+        shared = jnp.prod(jnp.maximum(sides, 0), axis=-1)
+        proper = (area > 0) & (area[index] > 0)
+        return jnp.where(proper, shared / jnp.where(proper, area + area[index] - shared, 1), 0)
+
+    return of
 
 
 def _suppressed(
-    overlaps: jax.Array, scores: jax.Array, limit: int, threshold: Operand, least: Operand, sigma: float = 0.0
+    overlaps: Callable[[jax.Array], jax.Array],
+    scores: jax.Array,
+    limit: int,
+    threshold: Operand,
+    least: Operand,
+    sigma: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Selects the best remaining box `limit` times: indices and scores, zeros after the returned count."""
     limit = min(limit, scores.shape[0])
@@ -272,7 +286,7 @@ def _suppressed(
         index = jnp.argmax(left)
         score = left[index]
         good = (score > as_tensor(least).astype(scores.dtype)) & (score > out)
-        shared = overlaps[:, index]
+        shared = overlaps(index)
         weight = jnp.exp(-0.5 / sigma * shared**2) if sigma > 0 else shared <= threshold
         left = jnp.where(left > out, jnp.where(weight > 0, left * weight, out), out).at[index].set(out)
         chosen = chosen.at[place].set(jnp.where(good, index.astype(jnp.int32), 0))
