@@ -38,7 +38,8 @@ def function(
 
     Creating variables: if the first trace creates variables (other than the slots of an optimizer), the function is
     traced a second time, and only the second program runs, from the first call on. Python code such as
-    ``if self.w is None`` then takes the branch of every later call.
+    ``if self.w is None`` then takes the branch of every later call; an assignment in the branch that creates a variable
+    never runs. This holds for the variables that replicas create inside `run`, too.
 
     Datasets: a function that takes elements from a dataset or its iterator runs as Python at every call, and each
     function that it passes to `run` is compiled once. In the latter, too, globals and attributes are constants: pass a

@@ -243,10 +243,7 @@ class Function(Code):
             self._retraces += 1
             log_retrace(self.retrace_reason, self._retraces)
         program, frozen = self._traced_once(arguments)
-        # Python code such as `if self.w is None` has taken the branch that creates state. Every later call takes the
-        # other branch, which the second trace records; the first program is never run. Internal variables (the slots of
-        # an optimizer) need no second trace by themselves: their creation leaves the rest of the program as it is.
-        if any(not variable.internal for variable in program.created) or (frozen is not None and program.created):
+        if program.created.repeats_trace or (frozen is not None and program.created):
             program, frozen = self._traced_once(arguments)
             refuse_created_again(program.created, self._name)
         if frozen is not None:

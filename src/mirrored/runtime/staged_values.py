@@ -65,6 +65,23 @@ class Bookkeeping:
 class Created(list[Any], Bookkeeping):
     """The list of the variables that the user's function has created during a trace."""
 
+    @property
+    def repeats_trace(self) -> bool:
+        """Whether the function is traced again, and the program of this trace never runs.
+
+        Python code such as `if self.w is None` has taken the branch that creates state. Every later call takes the
+        other branch, which the second trace records. Internal variables (the slots of an optimizer) need no second
+        trace by themselves: their creation leaves the rest of the program as it is.
+        """
+        return any(not variable.internal for variable in self)
+
+
+class CreatedByLine(dict[tuple[str, int], Any], Bookkeeping):
+    """The variables that the replicas of a `run` have created, by the line of user code and its number of executions.
+
+    As bookkeeping it does not make a variable of a trace that the user's function drops count as kept.
+    """
+
 
 class Held(NamedTuple):
     """A variable with its current value in a trace: the tracer of its old value, or the newest assigned value."""

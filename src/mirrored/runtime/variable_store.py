@@ -230,6 +230,13 @@ class FunctionStore(VariableStore):
         self.new.append(variable)
 
 
+def created_in_function(store: VariableStore | None) -> Created:
+    """Returns the list of the variables that the trace of the function around `store` has created so far."""
+    while store is not None and not isinstance(store, FunctionStore):
+        store = store.outer
+    return Created() if store is None else store.new
+
+
 def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], None]:
     """Returns a function that sets ``items[key]`` to `item`, or removes the key for an `item` of None."""
 
@@ -259,7 +266,6 @@ class ReplicaStore(VariableStore):
     def __init__(self, num_local: int) -> None:
         self.num_local = num_local
         self.staged: dict[int, StagedAssignment] = {}
-        self.new = Created()
 
     @abc.abstractmethod
     def before(self, variable: VariableLike, replica: int) -> Any:
@@ -310,7 +316,8 @@ class ReplicaStore(VariableStore):
         entry.whole = value
 
     def created(self, variable: VariableLike) -> None:
-        self.new.append(variable)
+        if self.outer is not None:
+            self.outer.created(variable)
 
     def is_assigned(self, variable: VariableLike) -> bool:
         return id(variable) in self.staged or super().is_assigned(variable)

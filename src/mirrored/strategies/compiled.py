@@ -25,7 +25,6 @@ from mirrored._jax.local_collectives import PLACEHOLDERS
 from mirrored._jax.placement import unplaced
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
 from mirrored._jax.trees import Structure
-from mirrored._typing import Leaf
 from mirrored.analysis.loss_scale_check import check_loss_scale
 from mirrored.analysis.loss_scaling import LossScaling
 from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
@@ -35,7 +34,7 @@ from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.staged_values import Captured
 from mirrored.runtime.staged_values import StagedAssignment as Assigned
-from mirrored.runtime.variable_store import FunctionStore, is_under_tape
+from mirrored.runtime.variable_store import FunctionStore, created_in_function, is_under_tape
 from mirrored.strategies import fixed_order_runs
 from mirrored.strategies.checks import (
     OutSpecs,
@@ -48,7 +47,7 @@ from mirrored.strategies.checks import (
 )
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.padding import contain
-from mirrored.strategies.tracing_runner import Passed, TracingRunner
+from mirrored.strategies.tracing_runner import Passed, TracingRunner, as_passed
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
@@ -92,6 +91,7 @@ class _Run:
         self._local = self._runner.num_local
         self._inputs: list[tuple[str, Any]] = []
         self._outputs: list[_Output] = []
+        self._is_repeated = False
         self._out_treedef: Structure
         self._assigned: list[Assigned] = []
         here = ambient()
@@ -129,6 +129,8 @@ class _Run:
                 body = contain(body, self._runner, shapes, axes)
             if not PLACEHOLDERS.isdisjoint(eqn.primitive.name for eqn, *_ in equations):
                 body = fuse(body, self._runner, axes)
+        # Replica 0 may create state that the others find. The second trace checks that the replicas agree.
+        self._is_repeated = created_in_function(self._outer_store).repeats_trace
         self._outermost.rereads |= self._runner.store.rereads
         self._outer_store.differentiated -= self._runner.store.staged.keys()
         self._outer_store.differentiated |= self._runner.store.differentiated
@@ -147,11 +149,11 @@ class _Run:
         first = last - self._local * (len(enclosed) + len(joined))
         groups = iter([body.jaxpr.outvars[i : i + self._local] for i in range(first, last, self._local)])
         for replicas, atoms in zip(enclosed, groups, strict=False):
-            if not analysis.same(atoms):
+            if not self._is_repeated and not analysis.same(atoms):
                 called, name, _ = replicas[0]
                 raise merged_differently(called, name, analysis.explain(atoms))
         for read, atoms in zip(joined, groups, strict=True):
-            if not analysis.same(atoms):
+            if not self._is_repeated and not analysis.same(atoms):
                 raise would_differ(read.variable, read.where, _how(analysis, atoms))
         return body if first == last else body.giving(range(first))
 
@@ -168,7 +170,7 @@ class _Run:
         owners = [None] * labels + [i % self._local for i in range(arguments)]
         scale = LossScaling(body.jaxpr, owners, body.constants, self._device_assignment.num_replicas, AXIS)
         gradients = iter(body.jaxpr.outvars[count:])
-        for summed in self._runner.summed:
+        for summed in () if self._is_repeated else self._runner.summed:
             rows = [[next(gradients) for _ in row] for row in summed.rows]
             check_loss_scale(summed._replace(rows=rows), scale, analysis, self._device_assignment.num_replicas)
         return body.giving(range(count))
@@ -188,7 +190,7 @@ class _Run:
         for i, place in enumerate(places):
             own[place] = runner.group(parts[i * self._local : (i + 1) * self._local])
         args, kwargs = treedef.unflatten(own)
-        results = [structures.map_leaves(_as_passed, result) for result in runner.trace_replicas(fn, args, kwargs)]
+        results = [structures.map_leaves(as_passed, result) for result in runner.trace_replicas(fn, args, kwargs)]
         columns, self._out_treedef = structures.transpose(results, "Strategy.run")
         flat: list[Any] = []
         for column, replicated in zip(columns, self._specs.replicated(results[0]), strict=True):
@@ -240,7 +242,7 @@ class _Run:
         mirrored = [
             (entry, outvars[first + i * self._local : first + (i + 1) * self._local])
             for i, entry in enumerate(self._assigned)
-            if not entry.variable.per_replica
+            if not entry.variable.per_replica and not self._is_repeated
         ]
         analysis.check_collectives()
         for entry, atoms in mirrored:
@@ -249,7 +251,7 @@ class _Run:
             if entry.variable.device_assignment is None and entry.whole is None and self._reads(body, entry.variable):
                 warn_of_assignment_in_turn(entry.variable, entry.where, self._device_assignment.num_replicas)
         for place, output in enumerate(self._outputs):
-            if output.start is None or not output.replicated:
+            if output.start is None or not output.replicated or (output.declared and self._is_repeated):
                 continue
             atoms = outvars[output.start : output.start + self._local]
             if not analysis.same(atoms):
@@ -427,12 +429,6 @@ class _Component:
 
 def _how(analysis: ReplicationCheck, atoms: Sequence[Any]) -> str:
     return f". How the replicas' values diverge:\n{analysis.explain(atoms)}\n"
-
-
-def _as_passed(leaf: Leaf) -> Any:
-    """Replaces the capture tracer of an argument that a replica returns unchanged by the argument itself."""
-    is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
-    return leaf.source.value if is_passed else leaf
 
 
 def _origin(constant: object) -> Origin:

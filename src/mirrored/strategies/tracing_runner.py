@@ -13,6 +13,7 @@ from jax import lax
 
 from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, recording_parent
+from mirrored._typing import Leaf
 from mirrored.analysis.loss_scale_check import Summed
 from mirrored.collectives.fixed_order_tree import fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
@@ -22,7 +23,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import LockStep
 from mirrored.runtime.merge import Merge, is_outside, refused
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.runtime.staged_values import Bookkeeping, Captured
+from mirrored.runtime.staged_values import Bookkeeping, Captured, CreatedByLine
 from mirrored.runtime.variable_store import TracedReplicaStore
 from mirrored.strategies.checks import is_given
 from mirrored.strategies.context import ReplicaContext
@@ -44,6 +45,12 @@ class Passed(Bookkeeping):
 
     def __str__(self) -> str:
         return "a replicated argument of run"
+
+
+def as_passed(leaf: Leaf) -> Any:
+    """Replaces the capture tracer of an argument that a replica returns unchanged by the argument itself."""
+    is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
+    return leaf.source.value if is_passed else leaf
 
 
 class TracingRunner(ReplicaRunner):
@@ -68,7 +75,7 @@ class TracingRunner(ReplicaRunner):
         self.stands_for_others = len(self.device_assignment.devices) > 1
         self.in_place = self.num_local == 1
         self.base_trace: Any = None
-        self.created: dict[tuple[str, int], Any] = {}
+        self.created = CreatedByLine()
         self.creations: dict[tuple[int, str], int] = {}
         self.outer_listeners = ambient().listeners
         self.group_info = group_of(self.device_assignment)
