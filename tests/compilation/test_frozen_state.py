@@ -8,6 +8,7 @@ import functools
 import itertools
 import queue
 import random
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -482,3 +483,73 @@ def test_a_nested_generator_over_a_dataset_does_not_end_a_loop() -> None:
     step = mr.function(lambda: sum(1 for _ in owner.data.batches))
     with pytest.raises(ArgumentError, match="the generator .* was closed when tracing the function ended"):
         step()
+
+
+class Reporting:
+    """Has records, of which a thread takes one while a step is traced."""
+
+    def __init__(self, records: Any) -> None:
+        self.log, self.rows = records, collections.deque([1.0, 2.0, 3.0])
+        self.traced, self.taken = threading.Event(), threading.Event()
+        self.kept: Any = None
+        threading.Thread(target=self.write, daemon=True).start()
+
+    def write(self) -> None:
+        assert self.traced.wait(60)
+        self.kept = self.log.get() if isinstance(self.log, queue.Queue) else self.log.pop()
+        self.taken.set()
+        threading.Event().wait(20)  # it lives on after the trace
+
+    def wait(self) -> None:
+        self.traced.set()
+        assert self.taken.wait(60)
+
+    def row(self) -> float:
+        self.wait()
+        return self.rows.popleft()
+
+    def reported(self) -> float:
+        self.wait()
+        self.log.put(object())
+        return 1.0
+
+
+def filled(kind: type[Any]) -> Any:
+    records = kind()
+    for _ in range(3):
+        records.put(object()) if isinstance(records, queue.Queue) else records.append(object())
+    return records
+
+
+def size(records: Any) -> int:
+    return records.qsize() if isinstance(records, queue.Queue) else len(records)
+
+
+@pytest.mark.parametrize("kind", [queue.Queue, queue.LifoQueue, collections.deque, list])
+def test_another_thread_may_take_elements_that_the_function_does_not_use(kind: type[Any]) -> None:
+    """They were put back, so that the thread got them twice, and the call raised an error."""
+    owner = Reporting(filled(kind))
+    step = mr.function(lambda: (owner.wait(), np.float32(len(owner.rows)))[1])
+    assert float(step()) == 3
+    assert size(owner.log) == 2
+
+
+def test_another_thread_may_take_records_from_a_queue_to_which_the_function_adds() -> None:
+    owner = Reporting(filled(queue.Queue))
+    assert float(mr.function(lambda: np.float32(owner.reported()))()) == 1
+    assert size(owner.log) == 3
+
+
+def test_elements_that_a_method_removes_are_noticed_beside_another_thread() -> None:
+    owner = Reporting(filled(queue.Queue))
+    with pytest.raises(ArgumentError, match="removed elements from .*rows"):
+        mr.function(lambda: np.float32(owner.row()))()
+    assert (len(owner.rows), size(owner.log)) == (3, 2)
+
+
+def test_elements_that_a_method_takes_from_a_queue_are_noticed_beside_another_thread() -> None:
+    owner = Reporting(collections.deque([object()]))
+    commands = types.SimpleNamespace(waiting=filled(queue.Queue))
+    with pytest.raises(ArgumentError, match="removed elements from .*waiting"):
+        mr.function(lambda: (owner.wait(), commands.waiting.get(), np.float32(1))[2])()
+    assert size(commands.waiting) == 3

@@ -129,6 +129,11 @@ def _is_same_element(one: Any, other: Any) -> bool:
     return one is other
 
 
+def is_queue(value: object) -> bool:
+    """Returns whether `value` is a queue of the standard library, which threads share."""
+    return type(value) in _QUEUES
+
+
 def _is_subsequence(part: Sequence[Any], whole: Sequence[Any]) -> bool:
     remaining = iter(whole)
     return all(any(one is other for other in remaining) for one in part)
@@ -213,6 +218,12 @@ def is_users(owner: types.ModuleType | types.FunctionType | type) -> bool:
     name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
     package = str(name).partition(".")[0]
     return package not in _LIBRARIES and package not in sys.stdlib_module_names
+
+
+def has_base_of_library(kind: type) -> bool:
+    """Returns whether a class derives from one of a known library, other than Python's own."""
+    packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    return not (packages - sys.stdlib_module_names).isdisjoint(_LIBRARIES)
 
 
 def names_in(code: types.CodeType) -> tuple[set[str], set[str]]:

@@ -23,7 +23,9 @@ from mirrored.compilation.captured_objects import (
     ContainerSnapshot,
     Progress,
     attributes_of,
+    has_base_of_library,
     is_container,
+    is_queue,
     is_users,
     names_in,
     nested,
@@ -33,6 +35,9 @@ from mirrored.errors import ArgumentError
 from mirrored.runtime.hooks import IteratedAsPython
 
 _MOST_ITEMS: Final = 16
+_TAKING: Final = frozenset(("get", "get_nowait"))
+_Containers = dict[int, tuple[str, Any]]
+_OF_LIFETIMES: Final = frozenset("__new__ __init__ __post_init__ __enter__ __exit__ __del__".split())
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 
 
@@ -55,7 +60,8 @@ class PythonState:
     def __init__(self, function: Callable[..., Any], leaves: Sequence[Any], name: str) -> None:
         self._name = name
         found = [(f"the argument {_described(leaf)}", leaf) for leaf in leaves]
-        found += within_reach(function)
+        functions: list[Any] = []
+        found += within_reach(function, functions)
         self._iterators = [(where, value) for where, value in found if _is_iterator(value)]
         deep = list(nested(found))
         self.reaches_dataset = any(isinstance(value, IteratedAsPython) for _, value in deep)
@@ -68,9 +74,16 @@ class PythonState:
             if isinstance(value, types.GeneratorType) and value.gi_frame is not None
         ]
         self._random = [(where, value, _state_of(value)) for where, value in deep if isinstance(value, _RANDOM)]
-        self._containers = [(where, ContainerSnapshot(value)) for where, value in _containers_of(found, deep).values()]
-        # With several threads, another one may use the module-level generators at any time.
-        self._shared = _shared_states() if threading.active_count() == 1 else None
+        containers = _containers_of(found, deep)
+        self._containers = [(where, ContainerSnapshot(value)) for where, value in containers.values()]
+        self._checked = self._containers
+        # With several threads, another one may use the module-level generators, and containers that the function does
+        # not use, at any time.
+        alone = threading.active_count() == 1
+        if not alone:
+            used = _used_by_code(containers, found, _names_of_code(functions, deep))
+            self._checked = [one for key, one in zip(containers, self._containers, strict=True) if key in used]
+        self._shared = _shared_states() if alone else None
 
     def frozen(self) -> ArgumentError | None:
         """Returns an error if the trace has changed a container or random generator; None otherwise.
@@ -89,7 +102,7 @@ class PythonState:
                 remedy="call next() outside and pass the element, or iterate over a Dataset "
                 "(Dataset.from_generator), whose iterators return new elements at every call",
             )
-        taken = [where for where, contents in self._containers if contents.are_taken()]
+        taken = [where for where, contents in self._checked if contents.are_taken()]
         self.put_back()
         if taken:
             return ArgumentError(
@@ -111,7 +124,7 @@ class PythonState:
 
     def put_back(self) -> None:
         """Restores the elements that the trace has removed from containers."""
-        for _, contents in self._containers:
+        for _, contents in self._checked:
             contents.put_back()
 
     @property
@@ -281,7 +294,7 @@ def _may_move(value: object) -> bool:
     return not type(value).__module__.startswith("mirrored.")
 
 
-def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
+def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, Any]]) -> _Containers:
     """Returns the containers that the function names or that are attributes of user objects, by id."""
     containers = {id(value): (where, value) for where, value in found if is_container(value)}
     for where, owner in deep:
@@ -289,6 +302,58 @@ def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, A
             parts = attributes_of(owner).items()
             containers |= {id(value): (f"{where}.{name}", value) for name, value in parts if is_container(value)}
     return containers
+
+
+def _used_by_code(containers: _Containers, found: Sequence[tuple[str, Any]], names: set[str]) -> set[int]:
+    """Returns the ids of the containers from which code with these attribute names may remove elements.
+
+    Args:
+        containers: The containers, by id.
+        found: The objects that the function names.
+        names: The attributes that the code names.
+    """
+    near = {id(value) for _, value in found}
+    takes = not _TAKING.isdisjoint(names)
+    return {
+        key
+        for key, (where, value) in containers.items()
+        if (key in near or where.rpartition(".")[2] in names) and (takes or not is_queue(value))
+    }
+
+
+def _names_of_code(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) -> set[str]:
+    """Returns the attributes that the code names which a function may run.
+
+    This is its own code, that of functions that it can reach, and, of the user's objects that it can reach, that of
+    their operators, of the methods that any of this code names, and of all methods where a library may call them, as
+    Keras calls `call`.
+
+    Args:
+        functions: The function, and the functions of its module that it calls.
+        deep: The objects that it can reach.
+    """
+    waiting = [*functions, *(value for _, value in deep if isinstance(value, types.FunctionType) and is_users(value))]
+    methods: dict[str, list[Any]] = {}
+    called: set[str] = set()
+    for kind in {type(value) for _, value in deep}:
+        own = [item for base in kind.__mro__ if is_users(base) for item in vars(base).items()]
+        for name, part in own:
+            methods.setdefault(name, []).append(_function_of(part))
+        called |= {name for name, _ in own if has_base_of_library(kind) or name.startswith("__")} - _OF_LIFETIMES
+    names: set[str] = set()
+    while waiting or called:
+        waiting += (one for name in called for one in methods.pop(name))
+        for code in (getattr(_plain(one)[0], "__code__", None) for one in waiting):
+            names |= set() if code is None else names_in(code)[1]
+        waiting, called = [], names & methods.keys()
+    return names
+
+
+def _function_of(member: Any) -> Any:
+    """Returns the function of a method, property, class method or static method."""
+    for attribute in ("fget", "func", "__func__"):
+        member = getattr(member, attribute, None) or member
+    return member
 
 
 def _described(value: object) -> str:
