@@ -114,6 +114,23 @@ def test_all_reduce_under_a_transform_inside_the_replica(way):
         run(way, replica, x)
 
 
+def test_all_reduce_in_a_loop_of_a_compiled_step_at_an_uneven_batch():
+    """The error advised to compile the step, which was compiled."""
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def replica(x):
+        return lax.scan(lambda c, _: (context().all_reduce("SUM", c), None), jnp.sum(x), None, length=2)[0]
+
+    step = mr.function(lambda x: strategy.run(replica, args=(x,)))
+    rows = mr.data.Dataset.from_tensor_slices(np.ones(7, np.float32)).batch(4)
+    even, uneven = strategy.experimental_distribute_dataset(rows)
+    assert parts(strategy, step(even)) == [8.0, 8.0]
+    with pytest.raises(MergeError, match=r"batches of equal shapes \(last_batch='pad' or 'drop'\)"):
+        step(uneven)
+    options = mr.InputOptions(last_batch="pad")
+    assert len([step(batch) for batch, _ in strategy.experimental_distribute_dataset(rows, options)]) == 2
+
+
 def test_all_reduce_outside_any_strategy():
     assert float(context().all_reduce("SUM", jnp.float32(2.0))) == 2.0
 

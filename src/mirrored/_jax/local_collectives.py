@@ -116,8 +116,9 @@ def _out_of_reach(called: str) -> Any:
         "replicas",
         rule="a jitted function, scan, cond or while_loop of an eager run is a program of one replica, which cannot "
         "wait for other replicas",
-        remedy="compile the step (mirrored.function), where such programs are fused, or run the step under "
-        "jax.disable_jit(), or call it outside the jitted function, loop or branch",
+        remedy="compile the step (mirrored.function), where such programs are fused, on per-replica batches of equal "
+        "shapes (last_batch='pad' or 'drop'): a step on others runs eagerly; or run the step under jax.disable_jit(), "
+        "or call it outside the jitted function, loop or branch",
     )
 
 

@@ -58,7 +58,8 @@ def warn_of_kernels(platform: str) -> None:
         "Strategy.run: an eager run with deterministic=True on GPUs, where convolutions and scatters can differ in the "
         "last bits from run to run\n"
         "  rule:   compiled programs select reproducible kernels; eager operations need a flag of XLA for that\n"
-        f"  remedy: compile the step with mirrored.function, or set XLA_FLAGS=--{_FLAG}=true before JAX starts",
+        "  remedy: compile the step with mirrored.function, on per-replica batches of equal shapes (last_batch='pad' "
+        f"or 'drop'): a step on others runs eagerly; or set XLA_FLAGS=--{_FLAG}=true before JAX starts",
         UserWarning,
         stacklevel=user_stacklevel(),
     )

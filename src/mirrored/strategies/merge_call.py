@@ -192,7 +192,8 @@ def _check(op: ReduceOp, arrays: Lists) -> None:
         else f"a tape would have to differentiate {op!r} over several workers, in eager code",
         rule="in eager code with several workers, a tape must be opened inside run, and can differentiate only SUM, "
         "MEAN and gather",
-        remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function",
+        remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function, on "
+        "per-replica batches of equal shapes (last_batch='pad' or 'drop'): a step on others runs eagerly",
     )
 
 

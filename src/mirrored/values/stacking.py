@@ -123,7 +123,8 @@ def _recorded() -> ValuesError:
         "PerReplica.stacked",
         found="a tape opened outside run would have to record components of replicas of other workers",
         rule="a tape can record only the operations of its own worker",
-        remedy="open the tape inside the function passed to run, or compile the whole step with mirrored.function",
+        remedy="open the tape inside the function passed to run, or compile the whole step with mirrored.function, on "
+        "per-replica batches of equal shapes (last_batch='pad' or 'drop'): a step on others runs eagerly",
     )
 
 
