@@ -39,6 +39,18 @@ def test_two_workers_do_what_one_process_does(tmp_path, how):
             np.testing.assert_allclose(worker[name], values, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.long
+def test_workers_whose_models_differ_are_refused(tmp_path):
+    with job("keras_apart", [1, 1], tmp_path) as started:
+        for end in started.ends(140):
+            found = end.result
+            assert found.pop("equal models") == "trained"
+            assert "captured array 0 on worker 1" in found.pop("captured")
+            assert found.keys() == {"momentum", "schedule", "evaluated"}
+            for words in found.values():
+                assert words.startswith("the program on worker 1 ("), found
+
+
 @pytest.mark.parametrize("how", ["unseeded", "own step, unseeded"])
 @pytest.mark.long
 def test_workers_that_shuffle_differently_are_refused(tmp_path, how):

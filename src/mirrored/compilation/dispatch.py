@@ -301,20 +301,7 @@ class WorkerArguments:
         return own
 
     def _compare_all(self, arrays: Sequence[Any], own: dict[int, Any], program: str) -> None:
-        shapes = [f"{array.dtype}{list(array.shape)}" for array in arrays]
-        gathered = host_allgather(self._name, f"call {self._name} for the first time", [shapes, program])
-        everyone = [theirs for theirs, _ in gathered]
-        for worker, theirs in enumerate(everyone):
-            if theirs != everyone[0]:
-                raise DisagreementError(
-                    self._name,
-                    found=f"the arguments are {', '.join(everyone[0])} on worker 0 and {', '.join(theirs)} on worker "
-                    f"{worker}",
-                    rule="all workers must run one program, with arguments of the same shapes",
-                    remedy="distribute the dataset with last_batch='pad' (or 'drop'), and take the same number of "
-                    "batches on all workers",
-                )
-        self._compare_programs([theirs for _, theirs in gathered])
+        check_same_program(self._name, arrays, program)
         self._compare(own)
         self._compare_captured()
 
@@ -340,16 +327,41 @@ class WorkerArguments:
             "pass values that differ between workers by strategy.distribute_values_from_function",
         )
 
-    def _compare_programs(self, programs: Sequence[str]) -> None:
-        for worker, theirs in enumerate(programs):
-            if theirs != programs[0]:
-                raise DisagreementError(
-                    self._name,
-                    found=f"the program on worker {worker} ({theirs}) is not the program on worker 0 ({programs[0]})",
-                    rule="all workers must run the same program: the same operations, shapes and constants",
-                    remedy=f"check the version of the code on worker {worker}, and look for Python branches and "
-                    "constants that depend on the worker",
-                )
+
+def check_same_program(called: str, arrays: Sequence[Any], program: str) -> None:
+    """Raises an error on all workers if they are about to run different programs, or on arguments of other shapes.
+
+    Args:
+        called: The name of the function, for messages.
+        arrays: The arguments' arrays.
+        program: A digest of the program.
+
+    Raises:
+        DisagreementError: Programs or shapes differ, or another worker calls something else.
+    """
+    shapes = [f"{array.dtype}{list(array.shape)}" for array in arrays]
+    gathered = host_allgather(called, f"call {called} for the first time", [shapes, program])
+    everyone = [theirs for theirs, _ in gathered]
+    for worker, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise DisagreementError(
+                called,
+                found=f"the arguments are {', '.join(everyone[0])} on worker 0 and {', '.join(theirs)} on worker "
+                f"{worker}",
+                rule="all workers must run one program, with arguments of the same shapes",
+                remedy="distribute the dataset with last_batch='pad' (or 'drop'), and take the same number of "
+                "batches on all workers",
+            )
+    programs = [theirs for _, theirs in gathered]
+    for worker, other in enumerate(programs):
+        if other != programs[0]:
+            raise DisagreementError(
+                called,
+                found=f"the program on worker {worker} ({other}) is not the program on worker 0 ({programs[0]})",
+                rule="all workers must run the same program: the same operations, shapes and constants",
+                remedy=f"check the version of the code on worker {worker}, and look for Python branches and "
+                "constants that depend on the worker",
+            )
 
 
 def _is_own(array: jax.Array) -> bool:

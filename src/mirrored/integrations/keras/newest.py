@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 
 from mirrored._jax.dispatch import CacheMisses, Dispatch, consume
+from mirrored._jax.inlining import captured_arrays, digest_of
 from mirrored._typing import PyTree
+from mirrored.collectives.host_allgather import check_equal
+from mirrored.compilation.dispatch import check_same_program
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.drawing import DrawingStep, EagerStep
 from mirrored.integrations.keras.private import (
@@ -54,13 +57,16 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(step_function, _JITTED):
             return make(self, EagerStep(step_function), *args, **kwargs)
         protected: Callable[[Any], Any] = _itself
-        if strategy_of(self) is not None:
+        strategy = strategy_of(self)
+        if strategy is not None:
             # Keras jits a bound method, such as `self.train_step`. JAX finds programs by equality of functions, and the
             # method equals that of an earlier `compile()`, whose function may still be alive: in a reference cycle, or
             # in a variable of the user. Without this line its program, with the former loss, would run again.
             step_function.clear_cache()  # type: ignore[attr-defined]
             newest = vars(self).setdefault(_NEWEST, deque(maxlen=1))
-            protected = functools.partial(_Step, newest=newest)
+            name = f"Model.{step_function.__name__}"
+            check = _SamePrograms(name) if strategy.device_assignment.spans_processes else None
+            protected = functools.partial(_Step, newest=newest, check=check)
         return make(self, DrawingStep(self, step_function, protected), *args, **kwargs)
 
     return making
@@ -195,10 +201,11 @@ class _Step:
     Args:
         jitted: The step, from (state, batch) to (logs, state).
         newest: The deque of length 1 that receives the results.
+        check: Compares the programs of several workers before they run.
     """
 
-    def __init__(self, jitted: jax.stages.Wrapped, newest: deque[Any]) -> None:
-        self._dispatch = Dispatch(jitted, lambda missed: _KerasMisses(missed, jitted))
+    def __init__(self, jitted: jax.stages.Wrapped, newest: deque[Any], check: _SamePrograms | None) -> None:
+        self._dispatch = Dispatch(jitted, lambda missed: _KerasMisses(missed, jitted, check))
         self._newest = newest
 
     def __call__(self, state: PyTree, data: PyTree) -> Any:
@@ -215,16 +222,57 @@ class _Step:
         return self._newest[0]
 
 
+class _SamePrograms:
+    """Compares the compiled steps of all workers; each program is compared once, before its first run.
+
+    The settings of an optimizer, a loss or a layer that are no variables are constants of the program.
+
+    Args:
+        called: The name of the step, for messages.
+    """
+
+    def __init__(self, called: str) -> None:
+        self._called = called
+        self._known: set[str] = set()
+
+    def __call__(self, traced: Any, data: PyTree) -> None:
+        """Raises an error on all workers if their programs differ.
+
+        Args:
+            traced: The step of this worker, as JAX has traced it.
+            data: The batch.
+
+        Raises:
+            DisagreementError: They differ, in operations, shapes, constants or captured arrays.
+        """
+        constants = traced.jaxpr.consts
+        program = digest_of(traced.jaxpr, constants)
+        if program in self._known:  # JAX has dropped it from its cache, perhaps on this worker only
+            return
+        check_same_program(self._called, jax.tree.leaves(data), program)
+        captured = captured_arrays(traced.jaxpr, constants)
+        check_equal(
+            self._called,
+            {f"captured array {place}": array for place, array in enumerate(captured)},
+            rule="an array that a step captures must be equal on all workers",
+            remedy="compute the array from the same data on all workers, or keep it in a weight of the model",
+        )
+        self._known.add(program)
+
+
 class _KerasMisses(CacheMisses):
     """Handles the cache misses of a step that the caller traces and compiles, where interrupts are safe."""
 
-    def __init__(self, missed: Callable[..., Any], jitted: jax.stages.Wrapped) -> None:
+    def __init__(self, missed: Callable[..., Any], jitted: jax.stages.Wrapped, check: _SamePrograms | None) -> None:
         super().__init__(missed)
-        self._jitted = jitted
+        self._jitted, self._check = jitted, check
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Ahead-of-time compilation donates nothing, and JAX caches the executable for the call below.
-        self._jitted.lower(*args, **kwargs).compile()
+        traced = self._jitted.trace(*args, **kwargs)
+        if self._check is not None:
+            self._check(traced, args[1])
+        traced.lower().compile()
         here, adopt = ambient(), keras_state()
 
         @contextlib.contextmanager
