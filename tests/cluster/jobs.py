@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import signal
@@ -103,6 +104,16 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(signal.SIGKILL)
             worker.wait(10)
+
+
+def module_of(program: str) -> Any:
+    """A program as a module of this process, which computes what several workers are expected to."""
+    specification = importlib.util.spec_from_file_location(program, PROGRAMS / f"{program}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+from typing import cast
 
 import numpy as np
 import pytest
 
 import mirrored as mr
-from cluster.jobs import PROGRAMS, job
+from cluster.jobs import job, module_of
 
 pytest.importorskip("keras")
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
 
 def alone(how: str) -> dict[str, object]:
-    specification = importlib.util.spec_from_file_location("keras_rows", PROGRAMS / "keras_rows.py")
-    assert specification is not None
-    assert specification.loader is not None
-    program = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(program)
-    return program.outcome(mr.MirroredStrategy([f"CPU:{index}" for index in range(4)]), how)
+    strategy = mr.MirroredStrategy([f"CPU:{index}" for index in range(4)])
+    return cast("dict[str, object]", module_of("keras_rows").outcome(strategy, how))
+
+
+def check_same(found: dict[str, object], expected: dict[str, object]) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(
-    "how", ["dropout", "dataset", "arrays", "parts", "own step", "own step, parts", "own step, uneven parts"]
+    "how",
+    [
+        "dropout",
+        "dataset",
+        "arrays, validated on parts",
+        "parts, validated on arrays",
+        "uneven parts, validated on dataset",
+        "own step",
+        "own step, parts",
+        "own step, uneven parts",
+    ],
 )
 @pytest.mark.sampled(4)
 @pytest.mark.long
@@ -34,9 +46,18 @@ def test_two_workers_do_what_one_process_does(tmp_path, how):
         expected = alone(how)
         found = [end.result for end in started.ends(140)]
     for worker in found:
-        assert worker.keys() == expected.keys()
-        for name, values in expected.items():
-            np.testing.assert_allclose(worker[name], values, rtol=2e-4, atol=2e-5, err_msg=name)
+        check_same(worker, expected)
+
+
+@pytest.mark.parametrize("length", ["known", "unknown"])
+@pytest.mark.long
+def test_a_worker_whose_own_data_ends_first_goes_on_with_empty_batches(tmp_path, length):
+    with job("keras_own_data", [1, 1], tmp_path, length) as started:
+        data = mr.data.Dataset.from_generator(module_of("keras_own_data").together, output_signature=None)
+        expected = module_of("keras_own_data").outcome(mr.MirroredStrategy(["CPU:0", "CPU:1"]), data)
+        found = [end.result for end in started.ends(140)]
+    for worker in found:
+        check_same(worker, expected)
 
 
 @pytest.mark.long

@@ -45,24 +45,27 @@ def outcome(strategy: mr.MirroredStrategy, how: str = "dataset") -> dict[str, ob
     dataset = mr.data.Dataset.from_tensor_slices((x, y)).batch(16)  # the last batch has 12 rows, or 9
     with strategy.scope():
         dropout = [keras.layers.Dropout(0.3)] if how == "dropout" else []
-        kind = OwnStep if "own step" in how else keras.Sequential
-        model = kind([keras.Input((3,)), keras.layers.Dense(4, activation="relu"), *dropout, keras.layers.Dense(1)])
+        model_class = OwnStep if "own step" in how else keras.Sequential
+        model = model_class(
+            [keras.Input((3,)), keras.layers.Dense(4, activation="relu"), *dropout, keras.layers.Dense(1)]
+        )
         model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
     if "unseeded" in how:
         model.fit(x, y, epochs=1, verbose=0)
     parts = strategy.experimental_distribute_dataset(dataset)
-    batches = parts if "parts" in how else dataset
-    data = (batches,) if how != "arrays" else (x, y)
+    kind, _, other = how.partition(", validated on ")
+    batches = parts if "parts" in kind else dataset
+    data = (batches,) if kind != "arrays" else (x, y)
     # In the callback and in `fit`, one of two loops reads parts.
     others = Evaluating((x, y), (parts,))
-    size = {"batch_size": 16} if how == "arrays" else {}
-    history = model.fit(*data, epochs=2, verbose=0, callbacks=[others], **size)
-    predicted = model.predict(dataset, verbose=0)
+    size = {"batch_size": 16} if kind == "arrays" else {}
+    validation = {"": None, "dataset": dataset, "parts": parts, "arrays": (x, y)}[other]
+    history = model.fit(*data, epochs=2, verbose=0, callbacks=[others], validation_data=validation, **size)
+    predicted = model.predict(batches, verbose=0)
     return {
-        "loss": history.history["loss"],
-        "mae": history.history["mae"],
+        **history.history,
         "evaluated in fit": others.losses,
-        "evaluated": [float(value) for value in model.evaluate(dataset, verbose=0)],
+        "evaluated": [float(value) for value in model.evaluate(batches, verbose=0)],
         "predicted": predicted.ravel().tolist(),
         "one batch": model.predict_on_batch(x[:6]).ravel().tolist(),
         "weights": [float(np.asarray(weight.value).sum()) for weight in model.weights],

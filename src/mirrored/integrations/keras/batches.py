@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from mirrored._jax.arrays import check_fit, owned
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray
 from mirrored.collectives.host_allgather import check_equal
-from mirrored.errors import ArgumentError, ContextError
+from mirrored.errors import ContextError
 from mirrored.integrations.keras.newest import GROUPS, variables_of
 from mirrored.integrations.keras.private import purge_variables
+from mirrored.strategies.reducing import gather_across
 from mirrored.variables import Variable, VariableAggregation
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from keras import Variable as KerasVariable
     from keras.distribution import TensorLayout
 
+    from mirrored.integrations.keras.loops import Parts, Source
     from mirrored.strategies import Strategy
+    from mirrored.topology.device_assignment import DeviceAssignment
 
 # Keras loops with `deterministic=True`: one program on one device computes every global batch.
 #
@@ -134,7 +138,9 @@ def _same_component(made: Variable) -> Any:
 # Keras on several workers: assembles global batches from each worker's rows, and replicates outputs.
 
 
-def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], Any]:
+def across_workers(
+    called: str, source: Source | None, device_assignment: DeviceAssignment
+) -> Callable[[Any, Any, Any], Any]:
     """Returns a replacement for Keras' `distribute_data_input` that splits batches over the devices of all workers.
 
     Keras assumes that each worker passes its own part of the global batch. Here all workers read the same arrays or the
@@ -143,7 +149,8 @@ def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], An
 
     Args:
         called: The method of the model, for messages.
-        has_parts: Whether the batches come from a distributed dataset.
+        source: The dataset from which the batches come; None for other data.
+        device_assignment: The devices of the replicas, on several workers.
 
     Returns:
         A function of a batch, its Keras layout and the name of the batch dimension.
@@ -158,8 +165,9 @@ def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], An
             return None
         sharding = getattr(layout, "backend_layout", layout)
         host = on_host(batch)
-        if has_parts:
-            return _of_parts(called, host, sharding)
+        if source is not None and source.has_parts:
+            assert source.parts is not None  # the batch comes from there
+            return _of_parts(host, source.parts, sharding, device_assignment)
         if not checked:
             check_same(called, {"the first batch": host})
             checked = True
@@ -170,16 +178,17 @@ def across_workers(called: str, has_parts: bool) -> Callable[[Any, Any, Any], An
     return distribute
 
 
-def _of_parts(called: str, host: np.ndarray[Any, Any], sharding: NamedSharding) -> Any:
-    local = len(sharding.addressable_devices)
-    if host.shape[0] % local:
-        raise ArgumentError(
-            f"Model.{called}",
-            found=f"a batch of a distributed dataset with {host.shape[0]} rows on this worker, and {local} devices",
-            rule="with several workers, the rows of a worker's batch must be divisible by its number of devices",
-            remedy="pass the undistributed dataset, which Keras can split unevenly, or batch(..., drop_remainder=True)",
-        )
-    return jax.make_array_from_process_local_data(sharding, host)
+def _of_parts(host: HostArray, parts: Parts, sharding: NamedSharding, device_assignment: DeviceAssignment) -> Any:
+    """Returns the global batch of which a worker has the rows of its own replicas.
+
+    JAX infers the global size from those of one worker, so the parts must be equal. Rows of uneven parts are gathered.
+    """
+    if not parts.is_ragged:
+        return jax.make_array_from_process_local_data(sharding, host)
+    ends = list(itertools.accumulate(parts.sizes))
+    components = [host[low:high] for low, high in zip([0, *ends], ends, strict=False)]
+    gathered = gather_across(components, 0, device_assignment)
+    return jax.device_put(gathered, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
 def check_same(called: str, arrays: Mapping[str, HostArray]) -> None:

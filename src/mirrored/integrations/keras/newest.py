@@ -64,7 +64,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
             # in a variable of the user. Without this line its program, with the former loss, would run again.
             step_function.clear_cache()  # type: ignore[attr-defined]
             newest = vars(self).setdefault(_NEWEST, deque(maxlen=1))
-            name = f"Model.{step_function.__name__}"
+            name = f"Model.{step_function.__name__}"  # type: ignore[attr-defined]
             check = _SamePrograms(name) if strategy.device_assignment.spans_processes else None
             protected = functools.partial(_Step, newest=newest, check=check)
         return make(self, DrawingStep(self, step_function, protected), *args, **kwargs)

@@ -20,6 +20,7 @@ from mirrored._jax.trees import tree_map
 from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.compilation.dispatch import launched
 from mirrored.data import DistributedDataset
+from mirrored.data.distributed import agreed_cardinality
 from mirrored.data.sources import is_dataset
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.batches import (
@@ -125,7 +126,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
 
     def __init__(self, dataset: Dataset | DistributedDataset) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
-        cardinality = int(dataset.cardinality() if callable(dataset.cardinality) else dataset.cardinality)
+        cardinality = _cardinality(dataset)
         # An unknown length is determined by one pass over the data. A later, shorter pass ends with its data, and a
         # longer one is cut, without a check: to read one more batch may fail or wait for a timeout.
         self._count = cardinality if cardinality >= 0 else None if cardinality == -1 else sum(1 for _ in dataset)
@@ -181,6 +182,12 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         if is_new_pass:
             iterator.close()
         self._iterator, self._next = None if is_new_pass else iterator, 0
+
+
+def _cardinality(dataset: Dataset | DistributedDataset) -> int:
+    if isinstance(dataset, DistributedDataset):
+        return agreed_cardinality(dataset, "keras.Model")
+    return int(dataset.cardinality() if callable(dataset.cardinality) else dataset.cardinality)
 
 
 def _is_split(value: object) -> bool:
@@ -377,8 +384,8 @@ def _distribution_for(strategy: Strategy | None, loop: Loop) -> Iterator[None]:
     assert device_assignment is not None  # `strategy_of` returns no other strategies
     sharding = device_assignment.sharded if device is None else jax.sharding.SingleDeviceSharding(device)
     whole = backend_distribution.distribute_data_input
-    has_parts = loop.source is not None and loop.source.has_parts
-    spread = across_workers(loop.called, has_parts) if device_assignment.spans_processes else _divisible(whole)
+    spans = device_assignment.spans_processes
+    spread = across_workers(loop.called, loop.source, device_assignment) if spans else _divisible(whole)
     distributing = Distributing(sharding, whole)
     try:  # before the first change, because a KeyboardInterrupt may be raised between two
         keras.distribution.set_distribution(distributing)
