@@ -207,6 +207,7 @@ def test_a_worker_without_any_data(tmp_path):
         ("captured", "DisagreementError", "captured array 0 on worker 1"),
         ("captured_inside", "DisagreementError", "captured array 0 on worker 1"),
         ("plain_variable", "DisagreementError", "variable 'own' on worker 1"),
+        ("later_variable", "DisagreementError", "variable 'rate' on worker 1"),
         ("key", "DisagreementError", "array 0 of its arguments on worker 1"),
         ("batches", "DisagreementError", "element of the first batch on worker 1"),
         ("later_batches", "DisagreementError", "element of batch 8 on worker 1"),

@@ -245,8 +245,8 @@ class WorkerArguments:
     """Checks, at calls of a compiled program, that all workers of a job pass consistent arguments.
 
     At the first call, all workers must call the same program with arguments of the same shapes. Arguments, captured
-    arrays and plain variables that have one value for all replicas must be equal. Arguments are compared again at calls
-    2, 4, 8, ..., 1024, and at every 1024th call: a comparison costs a millisecond.
+    arrays and plain variables that have one value for all replicas must be equal. Arguments and plain variables are
+    compared again at calls 2, 4, 8, ..., 1024, and at every 1024th call: a comparison costs a millisecond.
 
     Args:
         name: The name of the function.
@@ -297,6 +297,7 @@ class WorkerArguments:
             self._captured = ()
         elif self._calls & (self._calls - 1) == 0 or self._calls % _MOST_BETWEEN == 0:
             self._compare(own)
+            self._compare_captured()
         collective_log.arrive(self._place, user_lines())
         return own
 

@@ -89,6 +89,17 @@ def plain_variable() -> None:
     mr.function(lambda: strategy.run(lambda: own + 1))()
 
 
+def later_variable() -> None:
+    rate = mr.Variable(0.5, name="rate")
+    with strategy.scope():
+        weight = mr.Variable(1.0, name="weight")
+    step = mr.function(lambda: strategy.run(lambda: weight.assign_sub(rate)))
+    for number in range(64):
+        step()
+        if number == 20:
+            rate.assign(0.5 + me)
+
+
 def key() -> None:
     mr.function(lambda k: strategy.run(lambda j: jax.random.bits(j), args=(k,)))(jax.random.key(me))
 
