@@ -208,6 +208,8 @@ def test_a_worker_without_any_data(tmp_path):
         ("captured_inside", "DisagreementError", "captured array 0 on worker 1"),
         ("plain_variable", "DisagreementError", "variable 'own' on worker 1"),
         ("later_variable", "DisagreementError", "variable 'rate' on worker 1"),
+        ("returned_number", "DisagreementError", "['loss'] on worker 1"),
+        ("returned_argument", "DisagreementError", "values differ from those of worker 0"),
         ("key", "DisagreementError", "array 0 of its arguments on worker 1"),
         ("batches", "DisagreementError", "element of the first batch on worker 1"),
         ("later_batches", "DisagreementError", "element of batch 8 on worker 1"),

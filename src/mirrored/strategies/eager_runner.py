@@ -161,29 +161,43 @@ class EagerRunner(ReplicaRunner):
     def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
         """Combines the replicas' results as `out_specs` declares: each replicated leaf becomes one array."""
         columns, treedef = structures.transpose(results, "Strategy.run")
+        replicated = list(specs.replicated(results[0]))
+        self._check_replicated(
+            {
+                structures.label_of(treedef, place): components
+                for place, (components, equal) in enumerate(zip(columns, replicated, strict=True))
+                if equal
+            }
+        )
         leaves: list[Any] = []
-        for place, (components, equal) in enumerate(zip(columns, specs.replicated(results[0]), strict=True)):
+        for components, equal in zip(columns, replicated, strict=True):
             if self.is_shared(components):
                 leaves.append(as_array(components[0]) if equal else components[0])
-            elif equal:
-                leaves.append(self._replicated(components, structures.label_of(treedef, place)))
             else:
-                leaves.append(self.group(components))
+                leaves.append(self._replicated(components) if equal else self.group(components))
         return treedef.unflatten(leaves)
 
-    def _replicated(self, components: Sequence[Any], label: str) -> Any:
-        values = [payload_of(component) for component in components]
-        if not structures.identical(components):
-            checked_components(values, lambda value: _bits(value), label)
-        if not isinstance(values[0], _DATA) or isinstance(values[0], (bool, int, float, complex)):
-            return as_array(components[0])
+    def _check_replicated(self, leaves: Mapping[str, Sequence[Any]]) -> None:
+        """Raises an error if replicated leaves, given by their labels, differ between replicas of any worker."""
+        values: dict[str, Any] = {}
+        for label, components in leaves.items():
+            payloads = [payload_of(component) for component in components]
+            if not structures.identical(components):
+                checked_components(payloads, lambda value: _bits(value), label)
+            if isinstance(payloads[0], _DATA) and not isinstance(payloads[0], Tracer):
+                values[label] = payloads[0]
         if self._spans:
             rule = "a result declared by PartitionSpec() in out_specs must be equal on all replicas of all workers"
             remedy = "reduce the gradients over replicas before they are used"
-            check_equal("Strategy.run", {label: jnp.asarray(values[0])}, rule=rule, remedy=remedy)
+            check_equal("Strategy.run", values, rule=rule, remedy=remedy)
+
+    def _replicated(self, components: Sequence[Any]) -> Any:
+        first = payload_of(components[0])
+        if not isinstance(first, _DATA) or isinstance(first, (bool, int, float, complex)):
+            return as_array(components[0])
         if _is_recorded(components[0]):
             return components[0]
-        return self.whole([jnp.asarray(value) for value in values])
+        return self.whole([jnp.asarray(payload_of(component)) for component in components])
 
     def commit(self) -> None:
         """Assigns the values that the replicas have staged: to all variables or, after an error, to none."""

@@ -9,6 +9,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 import mirrored as mr
 
@@ -98,6 +99,14 @@ def later_variable() -> None:
         step()
         if number == 20:
             rate.assign(0.5 + me)
+
+
+def returned_number() -> None:
+    strategy.run(lambda: {"loss": 0.5 + me}, out_specs=PartitionSpec())
+
+
+def returned_argument() -> None:
+    strategy.run(lambda x: x, args=(jnp.float32(me),), out_specs=PartitionSpec())
 
 
 def key() -> None:
