@@ -95,6 +95,10 @@ class ReplicaRunner(abc.ABC):
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Like `reduce`, but returns one copy of each result per local replica, each with its own gradient."""
 
+    def are_equal(self, numbers: Sequence[Any]) -> bool:
+        """Returns whether a Python number is equal on all replicas, given the numbers of the local replicas."""
+        return all(number == numbers[0] for number in numbers)
+
     @abc.abstractmethod
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         """Concatenates the arrays of all replicas along `axis`, given the local replicas' components."""

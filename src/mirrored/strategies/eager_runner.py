@@ -263,6 +263,13 @@ class EagerRunner(ReplicaRunner):
         wholes = self.reduce(op, arrays)
         return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
 
+    def are_equal(self, numbers: Sequence[Any]) -> bool:
+        if not self._spans:
+            return super().are_equal(numbers)
+        parts = [[number.real, number.imag] for number in numbers]
+        everyone = host_allgather("Strategy.run", "compare the numbers of all replicas (in an eager run)", parts)
+        return all(theirs == everyone[0][0] for worker in everyone for theirs in worker)
+
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         if not self._spans:
             wholes = [jnp.concatenate([self._near(component) for component in parts], axis) for parts in arrays]

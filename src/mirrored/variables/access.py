@@ -427,8 +427,8 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
 def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
     """Returns the aggregate of the values that the replicas assign, one per local replica."""
     aggregation, first = assignment.variable.aggregation, payloads[0]
-    is_number = not hasattr(first, "dtype") and not isinstance(first, (list, tuple))
-    if is_number and all(payload == first for payload in payloads):
+    are_numbers = all(isinstance(payload, (bool, int, float, complex)) for payload in payloads)
+    if are_numbers and runner.are_equal(payloads):
         return _one_number(assignment, first)
     arrays = [assignment.term(payload) for payload in payloads]
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
