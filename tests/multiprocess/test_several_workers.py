@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from cluster.jobs import PROGRAMS, job, run
+from cluster.jobs import job, module_of, run
 from mirrored.checkpoint import Checkpoint, CheckpointReader
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
@@ -18,14 +17,9 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
 
 def expected(*ways: str, deterministic: bool, replicas: int = 4, devices: int = 4) -> dict[str, Any]:
     """What one process does."""
-    specification = importlib.util.spec_from_file_location("training", PROGRAMS / "training.py")
-    assert specification is not None
-    assert specification.loader is not None
-    training = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(training)
     names = [f"CPU:{index}" for index in range(devices)]
     strategy = mr.MirroredStrategy(names, num_replicas=replicas, deterministic=deterministic)
-    outcomes: dict[str, Any] = training.outcomes(strategy, *ways)
+    outcomes: dict[str, Any] = module_of("training").outcomes(strategy, *ways)
     return outcomes
 
 
@@ -210,6 +204,11 @@ def test_a_worker_without_any_data(tmp_path):
         ("later_variable", "DisagreementError", "variable 'rate' on worker 1"),
         ("returned_number", "DisagreementError", "['loss'] on worker 1"),
         ("returned_argument", "DisagreementError", "values differ from those of worker 0"),
+        (
+            "reduced_shapes",
+            "DisagreementError",
+            "array 1 of an all-reduce is float32[2] on worker 0 and float32[3] on worker 1",
+        ),
         ("key", "DisagreementError", "array 0 of its arguments on worker 1"),
         ("batches", "DisagreementError", "element of the first batch on worker 1"),
         ("later_batches", "DisagreementError", "element of batch 8 on worker 1"),
@@ -221,6 +220,13 @@ def test_a_worker_that_goes_its_own_way_is_named(tmp_path, how, kind, words):
         found = [line for line in started.output(0).splitlines() if line.startswith("RESULT")]
     assert kind in found[0]
     assert words in found[0]
+
+
+@pytest.mark.timeout(120)
+def test_eager_replicas_of_several_workers_may_do_different_things(tmp_path):
+    alone = module_of("unlike_replicas").outcome(mr.MirroredStrategy(["CPU:0", "CPU:1"]))
+    assert alone["gradients"] == [[1.0] * 3, [10.0] * 3, None]
+    assert run("unlike_replicas", [1, 1], tmp_path, seconds=100) == [alone, alone]
 
 
 @pytest.mark.slow

@@ -95,6 +95,17 @@ class ReplicaRunner(abc.ABC):
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Like `reduce`, but returns one copy of each result per local replica, each with its own gradient."""
 
+    def all_reduce_given(self, op: Any, columns: Sequence[Sequence[Any] | None]) -> list[list[Any] | None]:
+        """Like `all_reduce`, of arrays of which a replica may lack some; the results that no replica has are None.
+
+        Args:
+            op: The reduction.
+            columns: The local replicas' components of each array; None if none of these replicas has it.
+        """
+        arrays = [column for column in columns if column is not None]
+        results = iter(self.all_reduce(op, arrays) if arrays else [])
+        return [None if column is None else next(results) for column in columns]
+
     def are_equal(self, numbers: Sequence[Any]) -> bool:
         """Returns whether a Python number is equal on all replicas, given the numbers of the local replicas."""
         return all(number == numbers[0] for number in numbers)

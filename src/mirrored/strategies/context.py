@@ -299,11 +299,13 @@ def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: St
     """
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        columns, given = _columns(called, [payload[:-1] for payload in payloads], [payload[-1] for payload in payloads])
+        columns = _columns(called, [payload[:-1] for payload in payloads], [payload[-1] for payload in payloads])
         for components in columns:
-            check_alike(called, components)
-        results = runner.all_reduce(op, columns) if columns else []
-        return [[*(parts[k] for parts in results), given] for k in range(len(payloads))]
+            if components is not None:
+                check_alike(called, components)
+        results = runner.all_reduce_given(op, columns)
+        given = [parts is not None for parts in results]
+        return [[*(parts[k] for parts in results if parts is not None), given] for k in range(len(payloads))]
 
     def nested(local: int, payload: list[Any]) -> list[Any]:
         # The merge runs later, when the body is fused. Each leaf is None on all replicas or on none; fusing checks it.
@@ -322,8 +324,8 @@ def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: St
 
 def _columns(
     called: str, payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
-) -> tuple[list[list[Any]], list[bool]]:
-    """Collects the replicas' components of each leaf, with zeros in place of None, and which leaves any replica has.
+) -> list[list[Any] | None]:
+    """Collects the local replicas' components of each leaf, with zeros in place of None; None if no replica has it.
 
     Args:
         called: What the user called, for messages.
@@ -339,15 +341,15 @@ def _columns(
             remedy="pass the same list of gradients on all replicas, with None for a missing gradient",
         )
     arrays = [iter(payload) for payload in payloads]
-    columns: list[list[Any]] = []
-    given: list[bool] = []
+    columns: list[list[Any] | None] = []
     for leaf in zip(*masks, strict=True):
         components = [next(array) if here else None for array, here in zip(arrays, leaf, strict=True)]
         like = next((component for component in components if component is not None), None)
-        given.append(like is not None)
-        if like is not None:
+        if like is None:
+            columns.append(None)
+        else:
             columns.append([jnp.zeros(like.shape, like.dtype) if one is None else one for one in components])
-    return columns, given
+    return columns
 
 
 def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> None:

@@ -35,6 +35,7 @@ from mirrored.runtime.staged_values import StagedAssignment
 from mirrored.runtime.variable_store import ReplicaStore
 from mirrored.strategies.checks import OutSpecs, as_array, checked_components, would_differ
 from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.gathered_shapes import one_type
 from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
@@ -232,6 +233,13 @@ class EagerRunner(ReplicaRunner):
             caches.resume_replica(self.trace_key(ambient().replica.local_index))
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
+        if self._spans and not _has_recorded(arrays):
+            # Workers compare operations and shapes first: a mismatched collective would deadlock.
+            described = ", ".join(_described(components[0]) for components in arrays)
+            self._check_same_call(f"reduce {log_label(op)} of {described}")
+        return self._reduce_compared(op, arrays)
+
+    def _reduce_compared(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         algorithm = self.strategy.cross_device_ops
         if _has_recorded(arrays):
             if self._spans:
@@ -240,16 +248,33 @@ class EagerRunner(ReplicaRunner):
             near = [[self._near(component) for component in components] for components in arrays]
             reduced = algorithm.reduce_arrays(op, near, Group(axis=None, devices=1, local=self.num_local))
             return [on_all_devices(whole, self.device_assignment) for whole in reduced]
-        if self._spans:
-            # Workers compare operations and shapes first: a mismatched collective would deadlock.
-            described = ", ".join(_described(components[0]) for components in arrays)
-            self._check_same_call(f"reduce {log_label(op)} of {described}")
         stacked = [stack_components(components, self.device_assignment) for components in arrays]
         return reduce_stacked(algorithm, op, stacked, self.device_assignment)
 
+    def all_reduce_given(self, op: ReduceOp, columns: Sequence[Sequence[Any] | None]) -> list[list[Any] | None]:
+        if not self._spans:
+            return super().all_reduce_given(op, columns)
+        # Another worker may have what all replicas of this one lack, so the workers exchange what they have.
+        question = f"all-reduce {log_label(op)} of {len(columns)} arrays (in an eager run)"
+        own = [None if column is None else [str(column[0].dtype), list(column[0].shape)] for column in columns]
+        everyone = host_allgather("Strategy.run", question, own)
+        types = [one_type(place, theirs) for place, theirs in enumerate(zip(*everyone, strict=True))]
+        arrays = [
+            [jnp.zeros(kind[1], kind[0])] * self.num_local if column is None else column
+            for column, kind in zip(columns, types, strict=True)
+            if kind is not None
+        ]
+        results = iter(self._all_reduce(op, arrays, self._reduce_compared) if arrays else [])
+        return [None if kind is None else next(results) for kind in types]
+
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        return self._all_reduce(op, arrays, self.reduce)
+
+    def _all_reduce(
+        self, op: ReduceOp, arrays: Sequence[Sequence[Any]], reduce: Callable[..., list[Any]]
+    ) -> list[list[Any]]:
         if not _has_recorded(arrays):
-            results = [[whole] * self.num_local for whole in self.reduce(op, arrays)]
+            results = [[whole] * self.num_local for whole in reduce(op, arrays)]
         elif self._spans:
             results = all_reduce_recorded(self._reduce_apart, op, arrays)
         else:

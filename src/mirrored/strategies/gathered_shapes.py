@@ -1,4 +1,4 @@
-"""Checks that the arrays of several replicas can be concatenated along an axis."""
+"""Checks that the arrays of several replicas can be concatenated along an axis, or reduced."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, DisagreementError
 from mirrored.runtime.hooks import shape_error
 
 
@@ -63,3 +63,28 @@ def _violated(shapes: Sequence[tuple[int, ...]], axis: int) -> str | None:
                 f"Shape mismatch: Dimension {dimension} in both shapes must be equal; only the gathered one may differ"
             )
     return None
+
+
+def one_type(place: int, types: Sequence[list[Any] | None]) -> list[Any] | None:
+    """Returns the dtype and the shape of an array in an all-reduce; None if no worker has it.
+
+    Args:
+        place: The position of the array.
+        types: Its dtype and shape on each worker, or None.
+    """
+    given = {worker: kind for worker, kind in enumerate(types) if kind is not None}
+    first = next(iter(given), 0)
+    for worker, kind in given.items():
+        if kind != given[first]:
+            raise DisagreementError(
+                "Strategy.run",
+                found=f"array {place} of an all-reduce is {_shown(given[first])} on worker {first} and {_shown(kind)} "
+                f"on worker {worker}",
+                rule="an all-reduce combines arrays of one shape and dtype, which all replicas pass in the same order",
+                remedy="pass the same list of arrays on all workers, with None for an array that a replica lacks",
+            )
+    return given.get(first)
+
+
+def _shown(kind: list[Any]) -> str:
+    return f"{kind[0]}{kind[1]}"

@@ -109,6 +109,10 @@ def returned_argument() -> None:
     strategy.run(lambda x: x, args=(jnp.float32(me),), out_specs=PartitionSpec())
 
 
+def reduced_shapes() -> None:
+    strategy.run(lambda: mr.get_replica_context().all_reduce("SUM", [jnp.zeros(2), jnp.zeros(2 + me)]))
+
+
 def key() -> None:
     mr.function(lambda k: strategy.run(lambda j: jax.random.bits(j), args=(k,)))(jax.random.key(me))
 

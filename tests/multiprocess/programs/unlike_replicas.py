@@ -1,0 +1,64 @@
+"""Eager replicas that do not do the same: ``unlike_replicas.py``; gives what does not depend on the workers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import mirrored as mr
+
+
+def _replica() -> int:
+    return mr.get_replica_context().replica_id_in_sync_group
+
+
+def _numbers(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    with strategy.scope():
+        mean = mr.Variable(0.0, aggregation="MEAN", name="mean")
+        total = mr.Variable(0.0, aggregation="SUM", name="total")
+        count = mr.Variable(0, aggregation="SUM", name="count")
+        first = mr.Variable(0.0, aggregation="ONLY_FIRST_REPLICA", name="first")
+
+    def assign() -> None:
+        loss = float(jnp.float32(_replica() + 1))
+        mean.assign(loss)
+        total.assign(loss)
+        count.assign_add(3 if _replica() else 2)
+        first.assign(loss)
+
+    strategy.run(assign)
+    found = {variable.name: float(variable.numpy()) for variable in (mean, total, count, first)}
+    strategy.run(lambda: mean.assign(4.0))
+    try:
+        strategy.run(lambda: total.assign(5.0))
+    except mr.errors.VariableError as error:  # one number, and not one per replica
+        found["refused"] = error.found
+    return {**found, "equal": float(mean.numpy())}
+
+
+def _missing_gradients(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    with strategy.scope():
+        a, b, c = (mr.Variable(jnp.ones(3), name=name) for name in "abc")
+
+    def gradients() -> Any:
+        with mr.GradientTape() as tape:  # each replica uses a head of its own
+            loss = jnp.sum(b) * 10.0 if _replica() else jnp.sum(a)
+        return mr.get_replica_context().all_reduce("SUM", tape.gradient(loss, [a, b, c]))
+
+    reduced = strategy.run(gradients)
+    return {
+        "gradients": [
+            None if one is None else np.asarray(strategy.experimental_local_results(one)[0]).tolist() for one in reduced
+        ]
+    }
+
+
+def outcome(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    return {**_numbers(strategy), **_missing_gradients(strategy)}
+
+
+if __name__ == "__main__":
+    print("RESULT", json.dumps(outcome(mr.MultiWorkerMirroredStrategy())), flush=True)
