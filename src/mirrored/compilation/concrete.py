@@ -246,19 +246,22 @@ class Pure:
     output: Any
 
 
-def as_pure(python_function: Callable[..., Any], inputs: Sequence[Any], called: str) -> Pure:
+def as_pure(
+    python_function: Callable[..., Any], inputs: Sequence[Any], called: str, *, aggregates: bool = False
+) -> Pure:
     """Traces a function that uses variables, and returns a pure function of the variables' values (`Pure`).
 
     Args:
         python_function: A Python function that may read and assign variables, such as `Function.python_function`.
         inputs: Its positional arguments, a tuple with ``jax.ShapeDtypeStruct`` for arrays.
         called: The caller's name for messages.
+        aggregates: Whether sync-on-read variables have one value, the aggregate of their components.
 
     Raises:
         ArgumentError: The function creates variables, returns per-replica values, or uses values of an enclosing
             trace.
     """
-    store = FunctionStore()
+    store = FunctionStore(aggregates=aggregates)
     leaves, treedef = structures.flatten(inputs)
     dynamic = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
     results: list[Any] = []

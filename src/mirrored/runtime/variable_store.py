@@ -63,6 +63,11 @@ class VariableStore(abc.ABC):
     differentiated: Set[int] = frozenset()
     _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `or_undone`
 
+    @property
+    def aggregates(self) -> bool:
+        """Whether a sync-on-read variable has one value here, the aggregate of its components (see `FunctionStore`)."""
+        return self.outer is not None and self.outer.aggregates
+
     def note_reduction(self, *, as_written: bool) -> None:
         """Records that the traced code reduces values over replicas, and whether it must be compiled as written."""
         if self.outer is not None:
@@ -174,6 +179,8 @@ class FunctionStore(VariableStore):
 
     Args:
         under_tape: See the attribute of `VariableStore`.
+        aggregates: Whether a sync-on-read variable has one value, the aggregate of its components, as in a program that
+            is exported: its variables have no components after loading.
 
     Attributes:
         captured: The variables that were read, each with its capture tracer, in order of first read.
@@ -185,13 +192,19 @@ class FunctionStore(VariableStore):
 
     captures = True
 
-    def __init__(self, *, under_tape: bool = False) -> None:
+    def __init__(self, *, under_tape: bool = False, aggregates: bool = False) -> None:
         self.under_tape = under_tape
+        self._aggregates = aggregates
         self.captured: dict[int, Held] = {}
         self.staged: dict[int, Held] = {}
         self.new = Created()
         self.as_written = False
         self.device_assignment: Any = None
+
+    @property
+    def aggregates(self) -> bool:
+        """See `VariableStore`."""
+        return self._aggregates
 
     def note_reduction(self, *, as_written: bool) -> None:
         """See `VariableStore`."""
@@ -204,7 +217,8 @@ class FunctionStore(VariableStore):
 
     def _before(self, variable: VariableLike) -> Any:
         if id(variable) not in self.captured:
-            shape = variable.stored_shape() if variable.per_replica else variable.component_shape
+            has_components = variable.per_replica and not self._aggregates
+            shape = variable.stored_shape() if has_components else variable.component_shape
             tracer = CaptureTracer(shape, variable.dtype, variable)
             self.captured[id(variable)] = Held(variable, tracer)
         return self.captured[id(variable)][1]

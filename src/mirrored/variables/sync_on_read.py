@@ -44,6 +44,8 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
             rule="outside run a sync-on-read variable is read as one value, so its components must be aggregated",
             remedy="set aggregation=VariableAggregation.SUM (or MEAN, ...), or read the components, variable.values",
         )
+    if store is not None and store.aggregates:
+        return store.whole(variable)
     only_first = aggregation is VariableAggregation.ONLY_FIRST_REPLICA
     runner = here.runner
     if runner is not None and store is not None:
@@ -99,6 +101,9 @@ def write_components(assignment: Assignment, value: Operand, store: VariableStor
     """Assigns all replicas' components of a sync-on-read variable, from a per-replica value or one value for all."""
     _check_determines_all(assignment, value)
     variable = assignment.variable
+    if store is not None and store.aggregates:
+        store.set_whole(variable, assignment.combined(store.whole(variable), value), assignment.where)
+        return
     if here.runner is not None and store is not None:
         _stage_locals(assignment, value, store, here.runner)
         return

@@ -98,7 +98,8 @@ class BlockStore(VariableStore):
         if key not in self.entries:
             # A placeholder for the value at the start of the block: the loop or branch binds it as an operand, so that
             # a later iteration reads the assignments of the previous one.
-            shape = variable.stored_shape() if replica is None else variable.shape
+            has_components = variable.per_replica and replica is None and not self.aggregates
+            shape = variable.stored_shape() if has_components else variable.component_shape
             self.entries[key] = CaptureTracer(shape, variable.dtype, _Entry(key, variable))
         return self.entries[key]
 

@@ -230,7 +230,7 @@ def _write_programs(
 
     def trace(inputs: PyTree) -> tuple[Pure, bytes]:
         with without_printing():
-            pure = as_pure(signature.function, inputs, SAVED)
+            pure = as_pure(signature.function, inputs, SAVED, aggregates=True)
             return pure, _exported(pure, inputs)
 
     entries = []
@@ -267,7 +267,7 @@ def _numbered(program: Pure | LoadedProgram, variables: dict[int, Variable]) -> 
 
 
 def _exported(pure: Pure, inputs: PyTree) -> bytes:
-    state = [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in pure.reads]
+    state = [jax.ShapeDtypeStruct(variable.component_shape, variable.dtype) for variable in pure.reads]
     arrays = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.ShapeDtypeStruct)]
     program = jax.jit(lambda values, operands: pure.call(values, operands))
     try:
