@@ -58,7 +58,28 @@ def over_pairs(step: Callable[[Any, Any, Any], Any]) -> Callable[[Any], Any]:
     return run
 
 
+def two_loops(step: Callable[[Any, Any], Any], other: Callable[[Any, Any], Any], loop: str) -> Callable[[Any], Any]:
+    """Runs a scan or a while loop for each of two replicas; returns the first carry of each."""
+
+    def one(x: Any, step: Callable[[Any, Any], Any]) -> Any:
+        if loop == "scan":
+            return lax.scan(lambda c, y: (step(c, y), c[1]), (x, x, x), jnp.arange(3.0))[0][0]
+        return lax.while_loop(lambda c: c[2] < 9.0, lambda c: step(c, 2.0), (x, x, x))[0]
+
+    return lambda x: (one(x, step), one(x, other))
+
+
+def count_and(first: float, second: float, third: float) -> Callable[[Any, Any], Any]:
+    return lambda c, y: (c[0] + first, c[1] * second + y, c[2] + third)
+
+
 EQUAL = {
+    **{
+        f"{loop}: loops that differ in another carry": two_loops(
+            count_and(1.0, 2.0, 1.0), count_and(1.0, 3.0, 1.0), loop
+        )
+        for loop in ("scan", "while")
+    },
     "two outputs of one custom_vjp call": lambda x: tuple(doubled(x)),
     "two outputs of one jitted call": lambda x: jax.jit(lambda x: (x * 2.0, x * 2.0))(x),
     "equal operands of one call": lambda x: jax.jit(lambda x, y: (x + 1.0, y + 1.0))(x, x),
@@ -75,6 +96,22 @@ EQUAL = {
     "a checkpointed function": lambda x: jax.checkpoint(lambda x: (jnp.sin(x), jnp.sin(x)))(x),
 }
 UNEQUAL = {
+    **{
+        f"{loop}: loops that differ in this carry": two_loops(count_and(1.0, 2.0, 1.0), count_and(4.0, 2.0, 1.0), loop)
+        for loop in ("scan", "while")
+    },
+    "while: loops with other numbers of iterations": two_loops(
+        count_and(1.0, 2.0, 1.0), count_and(1.0, 2.0, 2.0), "while"
+    ),
+    "loops that differ in a carry on which this one depends": two_loops(
+        lambda c, y: (c[0] + c[1], c[1] * 2.0, c[2] + y), lambda c, y: (c[0] + c[1], c[1] * 3.0, c[2] + y), "scan"
+    ),
+    "scans of other lengths": lambda x: [
+        lax.scan(lambda c, _: ((c[0] + 1.0, c[1] * 2.0), None), (x, x), length=n)[0][0] for n in (2, 3)
+    ],
+    "scans of one length in other directions": lambda x: [
+        lax.scan(lambda c, y: ((2.0 * c[0] + y, c[1]), None), (x, x), jnp.arange(3.0), reverse=r)[0][0] for r in (0, 1)
+    ],
     "outputs of one call": lambda x: jax.jit(lambda x: (x * 2.0, x * 3.0))(x),
     "one call of unequal operands": lambda x: jax.jit(lambda x, y: (x + 1.0, y + 1.0))(x, x * 2.0),
     "two calls of a callback": lambda x: (noisy(x), noisy(x)),

@@ -190,9 +190,26 @@ class ValueNumbering:
         return [
             starting[j]  # The loop never changes this carry.
             if j < loop.carries and leaving[j] == carried[j]
-            else self._opaque(eqn, group, flows[group], operands, here)
+            else self._left(eqn, loop, group, flows[group], operands, here)
             for j, group in enumerate(groups)
         ]
+
+    def _left(
+        self, eqn: JaxprEqn, loop: _LoopNumbering, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site
+    ) -> int:
+        """Returns the number of result `j` of a loop, which depends only on the part of the body that computes it.
+
+        Loops of two replicas may differ in other parts, such as in the replica id from which they derive a random key.
+        """
+        known = self._opaque(eqn, j, flow, operands, here)
+        used = list(operands_in(flow.depends))
+        if flow.depends & ALWAYS or len(used) == len(operands):
+            return known
+        params = tuple((name, self._key(eqn.params[name])) for name in ("length", "reverse") if name in eqn.params)
+        cond = None if loop.cond is None else self.structure(loop.cond)
+        part: Any = part_computing(loop.jaxpr, loop.consts, loop.carries, j, used, len(loop.of_cond))
+        key = ("part", eqn.primitive.name, params, cond, self._shape(part), j, *used)
+        return self._interned.setdefault((*key, *(operands[i] for i in used)), known)
 
     def _intern(self, key: Hashable) -> int:
         return self._interned.setdefault(key, len(self._interned))
@@ -264,6 +281,42 @@ class _LoopNumbering:
     carries: int
     cond: Any = None
     of_cond: Sequence[int] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The part of a jaxpr that computes some of its outputs, with all inputs of the jaxpr."""
+
+    constvars: Sequence[Any]
+    invars: Sequence[Any]
+    eqns: Sequence[Any]
+    outvars: Sequence[Any]
+    consts: Sequence[Any]
+
+
+def part_computing(body: Any, consts: int, carries: int, j: int, used: Sequence[int], of_cond: int) -> _Part:
+    """Returns the part of a loop's body that computes result `j`, and the carries on which that depends.
+
+    Args:
+        body: The body.
+        consts: The number of its constants.
+        carries: The number of its carries.
+        j: The position of the result: a carry or, after these, an output of each iteration.
+        used: The operands of the loop on which the result depends, among them the initial values of carries.
+        of_cond: The number of operands before those of the body: the constants of the condition.
+    """
+    first = of_cond + consts
+    wanted = [i - first for i in used if first <= i < first + carries]
+    outvars = [body.outvars[i] for i in dict.fromkeys([*wanted, j])]
+    needed = {var for var in outvars if not isinstance(var, Literal)}
+    eqns = []
+    for eqn in reversed(body.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            eqns.append(eqn)
+            needed.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
+    held = [pair for pair in zip(body.constvars, constants_of(body), strict=False) if pair[0] in needed]
+    variables = [var for var, _ in held] if constants_of(body) else body.constvars
+    return _Part(variables, body.invars, eqns[::-1], outvars, [value for _, value in held])
 
 
 def _classes(keys: Sequence[Hashable]) -> list[int]:
