@@ -192,6 +192,7 @@ def test_a_loader_that_stops_before_its_first_batch_is_an_error() -> None:
 
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     distributed = strategy.experimental_distribute_dataset(Loader())
+    assert len(list(distributed)) == 1
     with pytest.raises(RuntimeError, match="StopIteration"):
         list(distributed)
 
