@@ -247,3 +247,14 @@ def test_the_loader_of_a_dataset_function(strategy: Any) -> None:
     iterator.set_state(saved)
     _ = dataset.element_spec
     assert numbers(iterator) == rest
+
+
+@pytest.mark.parametrize("make", [Buckets, Rows, StartsOver])
+def test_the_element_spec_reads_nothing_from_a_closed_iterator(strategy: Any, make: Any) -> None:
+    """The closed iterator, which the program still held, kept the first batch."""
+    dataset = strategy.experimental_distribute_dataset(make())
+    with iter(dataset) as closed:
+        pass
+    _ = dataset.element_spec
+    assert len(numbers(dataset)) == 24
+    del closed

@@ -210,7 +210,8 @@ class DistributedIterator(IteratedAsPython):
             ArgumentError: `state` is not a position of a distributed iterator, or belongs to another dataset.
             InputError: The iterator is closed, or the dataset ends before that position. After an error, the iteration
                 continues where it was, unless the dataset can be iterated only once.
-            ContextError: Another thread has waited in `next` for a batch for a long time, and still waits.
+            ContextError: Another thread has waited in `next` for a batch for a long time, and still waits. Or the input
+                thread waits for a batch of a loader with `state_dict`; such an iterator has failed.
         """
         if state.get("version") != _VERSION or "reader" not in state:
             raise ArgumentError(

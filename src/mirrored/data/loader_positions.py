@@ -71,6 +71,10 @@ class LoaderCursor(ForeignCursor):
                 self.get_state()
                 self._peeked.append(self._read())
 
+    def close(self) -> None:
+        self._is_new = False  # what is read now would begin another iteration, and be lost
+        super().close()
+
     def begins_at_end(self) -> None:
         """Notes that the loader may be at the end of an epoch, where an iteration has no element."""
         self._may_be_at_end = True
