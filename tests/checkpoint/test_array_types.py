@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.checkpoint import Checkpoint
+from mirrored.checkpoint import Checkpoint, CheckpointManager
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
@@ -59,3 +59,21 @@ def test_arrays_of_64_bits_stay_outside_of_their_context(tmp_path: Path) -> None
         found = np.asarray(value.numpy() if isinstance(value, mr.Variable) else value)
         assert found.dtype.itemsize == 8
         assert found == (3141592653589 / 3 if name == "float" else 3141592653589)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_the_width_of_the_save_counter_is_no_mismatch(tmp_path: Path, is_wide: bool) -> None:
+    """A checkpoint of a program with `jax_enable_x64` could not be restored without it, and vice versa."""
+    with jax.enable_x64(is_wide):
+        saved = CheckpointManager(Checkpoint(w=mr.Variable(np.float32(2.0))), tmp_path)
+        saved.save(1)
+        saved.wait()
+    with jax.enable_x64(not is_wide):
+        restored = Checkpoint(w=mr.Variable(np.float32(0.0)))
+        manager = CheckpointManager(restored, tmp_path / "other")
+        restored.restore(saved.latest_checkpoint).assert_consumed()
+        assert (float(restored.w.numpy()), int(restored.save_counter.numpy())) == (2.0, 1)
+        manager.save(2)
+        manager.wait()
+        assert int(restored.save_counter.numpy()) == 2
+        assert manager.restore_latest() == 2

@@ -469,3 +469,16 @@ def test_keras_slots_of_variables_without_their_model_go_by_names(names, is_refu
             Checkpoint(optimizer=other).restore(path)
     else:
         Checkpoint(optimizer=other).restore(path).assert_consumed()
+
+
+def test_variables_of_keras_keep_64_bits(tmp_path):
+    """Keras converts the value to an array in the context of the restore."""
+    number = 3141592653589
+    with jax.enable_x64(True):
+        variable = keras.Variable(number, dtype="int64")
+    path = Checkpoint(n=variable).save(tmp_path / "c")
+    with jax.enable_x64(True):
+        variable.assign(0)
+    Checkpoint(n=variable).restore(path).assert_consumed()
+    assert variable.numpy().dtype == np.int64
+    assert int(variable.numpy()) == number

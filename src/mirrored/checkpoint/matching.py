@@ -89,17 +89,17 @@ class Match:
 def match(graph: Graph, manifest: Manifest) -> Match:
     """Matches the names in a checkpoint with those in the program, and compares their kinds, shapes and dtypes."""
     others = graph.other_names()
-    groups = match_groups(graph, manifest, lambda name: _source(paths_to(name, others), manifest))
+    groups = match_groups(graph, manifest, lambda name: source_of(paths_to(name, others), manifest))
     pairs: dict[str, tuple[str, Leaf]] = {}
     missing: list[str] = []
     misfits: list[Misfit] = []
     for name, leaf in graph.leaves.items():
         # The variables of a list have numbers as names, too.
         path = groups.source_path(name) if name in graph.shared else name
-        source = _source(paths_to(path, others), manifest)
+        source = source_of(paths_to(path, others), manifest)
         if source is None:
             missing.append(name)
-        elif leaf.accepts(manifest.leaves[source]):
+        elif leaf.accepts(manifest.leaves[source]) or _is_counter(name, manifest.leaves[source]):
             pairs[name] = (source, leaf)
         else:
             misfits.append(Misfit(name, source, manifest.leaves[source], leaf.outline()))
@@ -118,6 +118,11 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     return Match(pairs, tuple(missing), unexpected, tuple(misfits), manifest.leaves, here, tuple(groups.joined))
 
 
+def _is_counter(name: str, saved: Saved) -> bool:
+    """Returns whether a value is the number of saves, whose width is that of integers in the program that saved it."""
+    return name == COUNTER and (saved.kind, saved.shape) == ("array", ()) and saved.dtype in ("int32", "int64")
+
+
 def resolve(path: str, manifest: Manifest) -> str:
     """Returns the checkpoint's name for a value, given any attribute path that led to the value when it was saved."""
     for _ in range(len(manifest.aliases) + 1):
@@ -132,7 +137,8 @@ def resolve(path: str, manifest: Manifest) -> str:
     return path
 
 
-def _source(paths: Iterable[str], manifest: Manifest) -> str | None:
+def source_of(paths: Iterable[str], manifest: Manifest) -> str | None:
+    """Returns the checkpoint's name for a value of the program, given all paths to it; None if it has none."""
     return next((found for path in paths if (found := resolve(path, manifest)) in manifest.leaves), None)
 
 

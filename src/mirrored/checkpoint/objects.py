@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 import jax
 import numpy as np
 
+from mirrored._jax.array_types import keeping_width
+from mirrored._typing import HostArray
 from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, on_host
 from mirrored.checkpoint.places import Argument, Attribute, Item, Place, defines, is_frozen
 from mirrored.errors import ContextError
@@ -289,8 +291,13 @@ class KerasLeaf(Leaf):
     def put(self, saved: Saved) -> Undo:
         """Assigns a saved value to the Keras variable, and returns a function that undoes this."""
         variable, before = self.variable, on_host(self.variable.numpy())
-        variable.assign(saved.one())
-        return lambda: variable.assign(before)
+
+        def assign(value: HostArray) -> None:
+            with keeping_width(saved.dtype):
+                variable.assign(value)
+
+        assign(saved.one())
+        return lambda: assign(before)
 
 
 def keras_leaf(value: object) -> Leaf | None:
