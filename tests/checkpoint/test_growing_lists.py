@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrored as mr
@@ -52,6 +54,47 @@ def test_histories_in_dicts_and_objects_are_continued(tmp_path: Path) -> None:
     second.restore(first.save(tmp_path / "c")).assert_consumed()
     assert second.histories == {"loss": [1.0, 2.0], "accuracy": [0.5]}
     assert second.log.losses == [4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored"), [("trainer", "both"), ("history", "both"), ("both", "trainer"), ("both", "history")]
+)
+def test_a_history_is_continued_under_another_path(saved: str, restored: str, tmp_path: Path) -> None:
+    """Only a list with the name in the checkpoint was continued."""
+
+    def parts(which: str, history: list[float]) -> Checkpoint:
+        trainer = Trainer()
+        trainer.history = history
+        given = {"trainer": {"trainer": trainer}, "history": {"history": history}}
+        return Checkpoint(v=mr.Variable(0.0), **given.get(which, given["trainer"] | given["history"]))
+
+    path = parts(saved, [3.0, 2.0]).save(tmp_path / "c")
+    history: list[float] = []
+    parts(restored, history).restore(path).assert_existing_objects_matched()
+    assert history == [3.0, 2.0]
+
+
+class Trainer:
+    history: list[float]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_deque_is_continued(is_damaged: bool, tmp_path: Path) -> None:
+    path = Checkpoint(v=mr.Variable(1.0), rewards=deque([3.0, 2.0, 1.0], maxlen=4)).save(tmp_path / "c")
+    rewards = deque([9.0], maxlen=4)
+    second = Checkpoint(v=mr.Variable(np.zeros(2) if is_damaged else 0.0), rewards=rewards)
+    if is_damaged:
+        with pytest.raises(CheckpointMismatchError):
+            second.restore(path)
+        assert list(rewards) == [9.0]
+        return
+    second.restore(path).assert_consumed()
+    rewards.extend([0.5, 0.25])
+    assert list(rewards) == [2.0, 1.0, 0.5, 0.25]
+    shorter: deque[float] = deque(maxlen=2)
+    with pytest.raises(CheckpointMismatchError, match="rewards/2"):
+        Checkpoint(v=mr.Variable(0.0), rewards=shorter).restore(path).assert_consumed()
+    assert list(shorter) == [3.0, 2.0]
 
 
 def test_lists_of_other_things_and_of_configuration_do_not_grow(tmp_path: Path) -> None:

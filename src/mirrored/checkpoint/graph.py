@@ -58,7 +58,7 @@ class Graph:
         optimizers: The optimizers, by name.
         visited: All visited objects, by `id`. Keeping them alive prevents the reuse of their ids.
         variables: The variables (ours or Keras') by name.
-        lists: The lists by name.
+        lists: The lists and deques by name.
         unsaved: The arrays in the checkpoint's own dicts, lists and tuples that cannot be saved, by name.
         sets: The names of sets with variables or arrays that are in no other object, and so are not saved.
         recent: The names of variables that checkpoints of earlier versions do not have.
@@ -72,7 +72,7 @@ class Graph:
     optimizers: dict[str, HasSlots] = dataclasses.field(default_factory=dict)
     visited: dict[int, Any] = dataclasses.field(default_factory=dict)
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
-    lists: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    lists: dict[str, list[Any] | deque[Any]] = dataclasses.field(default_factory=dict)
     unsaved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     sets: list[str] = dataclasses.field(default_factory=list)
     recent: set[str] = dataclasses.field(default_factory=set)
@@ -240,7 +240,7 @@ class _Walk:
 
     def _visit_parts(self, part: Part, zone: _Zone) -> None:
         name, value = part.name, part.value
-        if type(value) is list:
+        if type(value) in (list, deque):
             self.graph.lists[name] = value
         of_keras = keras_parts(value, part.place)
         inner = self._zone_inside(name, value, zone) if of_keras is None else _Zone(numbers=False)

@@ -1,18 +1,25 @@
-"""Lists of numbers that a program appends to, such as a history of losses: a restore appends the saved numbers."""
+"""Lists and deques of numbers that a program appends to, such as a history of losses.
+
+A restore appends the saved numbers that they lack.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from mirrored.checkpoint.graph import Graph
+from mirrored.checkpoint.graph import Graph, paths_to
 from mirrored.checkpoint.json_state import decode
 from mirrored.checkpoint.leaves import NumberLeaf, Undo, is_number
 from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.matching import source_of
+
+_Numbers = list[Any] | deque[Any]
 
 
 def append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
-    """Appends to each list of numbers the further ones that the checkpoint has; returns a function that undoes this.
+    """Appends the numbers that only the checkpoint has to each list of numbers; returns a function that undoes this.
 
     A program begins with an empty list, so the numbers would have no place, and those that it appends later would have
     the names of the first ones.
@@ -21,14 +28,16 @@ def append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
         look: Returns the state of the program.
         manifest: The manifest of the checkpoint.
     """
-    grown: list[tuple[list[Any], int]] = []
+    grown: list[tuple[_Numbers, int]] = []
 
     def undo() -> None:
         for given, length in grown:
-            del given[length:]
+            _shorten(given, length)
 
-    for name, given in look().lists.items():
-        further = _further(name, given, manifest)
+    graph = look()
+    others = graph.other_names()
+    for name, given in graph.lists.items():
+        further = _further(name, given, others, manifest)
         if further:
             grown.append((given, len(given)))
             given.extend(further)
@@ -37,7 +46,7 @@ def append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
         found = {id(given): name for name, given in graph.lists.items()}
         for given, length in grown:  # numbers in an object that holds variables are configuration
             if not all(isinstance(graph.leaves.get(f"{found[id(given)]}/{n}"), NumberLeaf) for n in range(len(given))):
-                del given[length:]
+                _shorten(given, length)
     return undo
 
 
@@ -46,10 +55,20 @@ def is_in_list(name: str, graph: Graph) -> bool:
     return bool(graph.lists.get(name.rpartition("/")[0]))
 
 
-def _further(name: str, given: list[Any], manifest: Manifest) -> list[Any]:
-    if not all(map(is_number, given)):
-        return []
+def _shorten(given: _Numbers, length: int) -> None:
+    while len(given) > length:
+        given.pop()
+
+
+def _further(name: str, given: _Numbers, others: Mapping[str, list[str]], manifest: Manifest) -> list[Any]:
     further: list[Any] = []
-    while (saved := manifest.leaves.get(f"{name}/{len(given) + len(further)}")) is not None and saved.kind == "number":
-        further.append(decode(saved.value))
-    return further
+    if not all(map(is_number, given)):
+        return further
+    longest = given.maxlen if isinstance(given, deque) else None
+    while True:
+        if longest is not None and len(given) + len(further) >= longest:
+            return further
+        source = source_of(paths_to(f"{name}/{len(given) + len(further)}", others), manifest)
+        if source is None or manifest.leaves[source].kind != "number":
+            return further
+        further.append(decode(manifest.leaves[source].value))
