@@ -259,8 +259,8 @@ class Checkpoint:
         """Returns a copy of all state in host memory, so that training can continue while the copy is written to disk.
 
         Context: any thread. A training thread waits, so that all variables have their values after the same step. The
-        position of an iterator is that after the batch returned last, whose step another thread may not have executed:
-        save iterators in the thread that reads them, after the step.
+        saved position of an iterator follows the batch that it returned last. Another thread may not have executed the
+        step of that batch yet, so save iterators in the thread that reads them, after the step.
         """
         engine()
         refuse_callbacks("Checkpoint.save")
@@ -320,6 +320,9 @@ class Checkpoint:
         checkpoint is restored, or the objects are garbage-collected; the next restore takes over the names that it has.
         A checkpoint that is saved meanwhile also contains the values that are not restored yet, of the existing parts:
         a program that is interrupted before it has built its model loses nothing.
+
+        A list or deque of numbers, such as ``Checkpoint(history=[])``, gets the saved numbers that it lacks at once.
+        Numbers that only the program has stay in it: empty it before you go back to an older checkpoint.
 
         Variables, lists, dicts and objects with attributes are restored in place. Tuples, frozen dataclasses (such as a
         `TrainState` of arrays), JAX arrays and PRNG keys cannot be changed, so the checkpoint gets a new one, and a

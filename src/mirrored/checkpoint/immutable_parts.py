@@ -33,7 +33,7 @@ def log_replaced(called: str, before: Mapping[str, Any], after: Mapping[str, Any
             _log.warning(
                 "%s: the %s that was passed as %r cannot be changed and keeps its values; checkpoint.%s is a new one "
                 "with the restored values. Continue with that: %s = checkpoint.%s",
-                *(called, type(part).__name__, name, name, name, name),
+                *(called, _kind_of(part), name, name, name, name),
             )
 
 
@@ -102,6 +102,10 @@ class ArraysSaved:
                 "before you call %s: checkpoint.%s = %s",
                 *(called, _TIMES, ", ".join(f"checkpoint.{name}" for name in names), called, names[0], names[0]),
             )
+
+
+def _kind_of(part: object) -> str:
+    return "jax.Array" if isinstance(part, jax.Array) else type(part).__name__
 
 
 def _is_immutable(part: object) -> bool:

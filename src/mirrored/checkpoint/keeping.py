@@ -14,10 +14,10 @@ from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 
 class KeepingClock:
-    """When the newest checkpoint of a series was written that is kept permanently, in nanoseconds since 1970.
+    """The time at which the newest permanently kept checkpoint of a series was saved, in nanoseconds since 1970.
 
-    A file in the folder has this time, and before the first such checkpoint the time at which the series began. Without
-    the file, which earlier versions do not write, the time is taken from the checkpoints in the folder.
+    Before the first such checkpoint, it is the time at which the series began. A file in the folder has the time.
+    Without the file, which earlier versions do not write, the checkpoints in the folder show it.
 
     Args:
         directory: The folder of the checkpoints.

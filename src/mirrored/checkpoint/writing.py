@@ -74,9 +74,10 @@ _fence = threading.local()
 
 @distributed.on_leave
 def _raise_fence() -> None:
-    """Discards the writes of this job that have not ended after a time limit, for which the other workers wait.
+    """Waits for the writes of this job, at most for a time limit, and discards those that have not ended.
 
-    Training goes on after the newest step in the workers' memory, and does not save that step again.
+    The other workers wait meanwhile. Training goes on after the newest step in the workers' memory, and does not save
+    that step again.
     """
     deadline = time.monotonic() + _LAST_WRITE_SECONDS
     for writer in list(_writers):
