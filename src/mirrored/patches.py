@@ -152,6 +152,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     "tf.keras": frozenset(
         {
             "Model.export",
+            "SeedGenerator.next",
             *(
                 f"keras.src.layers.preprocessing.{name}.tf"
                 for name in (

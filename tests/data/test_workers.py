@@ -53,6 +53,11 @@ shuffled = Dataset.range(64).shuffle(64)
 if sys.argv[2] == "0":
     next(iter(shuffled.take(1)))
 found["looked at by one worker"] = [mine(distribute_dataset(Strategy, shuffled.batch(16))) for _ in range(2)]
+import mirrored.tf as tf
+kept = tf.data.Dataset.range(64).filter(lambda _: tf.random.uniform([]) < 0.5)
+if sys.argv[2] == "0":
+    next(iter(kept))
+found["random filter"] = [mine(distribute_dataset(Strategy, kept.batch(4))) for _ in range(2)]
 try:
     distribute_dataset(Strategy, policy(Dataset.range(8).batch(4), AutoShardPolicy.FILE))
 except ArgumentError as error:
@@ -100,5 +105,10 @@ def test_each_worker_gets_the_shares_of_its_replicas(tmp_path: Path) -> None:
     assert (first["from function"], second["from function"]) == ([[0, 2], [4, 6]], [[1, 3], [5, 7]])
     assert "a dataset of no files" in first["file"]
     assert first["large"] == second["large"] == "integers on devices have 32 bits, unless JAX's 64-bit mode is on"
+    # Its numbers were not seeded: the workers agree on them.
+    for epoch in zip(first["random filter"], second["random filter"], strict=True):
+        kept = sorted(number for worker in epoch for batch in worker for number in batch)
+        assert 0 < len(set(kept)) == len(kept) < 64
+    assert first["random filter"][0] != first["random filter"][1]
     for epoch in zip(first["looked at by one worker"], second["looked at by one worker"], strict=True):
         assert sorted(number for worker in epoch for batch in worker for number in batch) == list(range(64))

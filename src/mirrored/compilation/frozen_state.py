@@ -199,6 +199,16 @@ def iterating(name: str) -> ArgumentError:
     )
 
 
+def drawing(name: str) -> ArgumentError:
+    """Returns the error for lowering or scanning, in a function of a dataset, a function that draws random numbers."""
+    return ArgumentError(
+        name,
+        found="the function draws random numbers, and a function of a dataset lowers it or runs several steps of it",
+        rule="a program that draws for the elements of a dataset would have the numbers of one element",
+        remedy="call the function without steps_per_call, or draw the numbers outside and pass them as arguments",
+    )
+
+
 def within_reach(function: Callable[..., Any], visited: list[Any] | None = None) -> list[tuple[str, Any]]:
     """Returns a function's closure variables, globals, default values and bound arguments, with their names.
 

@@ -11,7 +11,7 @@ from mirrored._jax.traces import current_trace, put_trace, trace_settings
 from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind, reference_to, with_copies
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
-from mirrored.compilation.frozen_state import PythonState, exhausted, iterating
+from mirrored.compilation.frozen_state import PythonState, drawing, exhausted, iterating
 from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
@@ -32,6 +32,7 @@ from mirrored.compilation.static_keys import static_key
 from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
+from mirrored.runtime.element_draws import DrewWhileTracing, element_draws
 from mirrored.runtime.entry_point import entry_point
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedAsPython, IteratedWhileTracing
 from mirrored.variables.creation import constructor_calls
@@ -85,7 +86,7 @@ class Function(Code):
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
         self._quick: dict[Hashable, Program] = {}
-        self._has_met_ragged = self._is_checked = False
+        self._has_met_ragged = self._is_checked = self._draws = False
         self._last: Arguments | None = None
         self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
@@ -133,6 +134,8 @@ class Function(Code):
             arguments = flatten_arguments(args, kwargs, here.device_assignment)
         except Ragged:
             return self._call_eagerly(args, kwargs, here)
+        if self._draws and element_draws() is not None:
+            return self._as_python(*args, **kwargs)
         try:
             if any(isinstance(leaf, IteratedAsPython) for leaf in arguments.leaves):
                 raise IteratedWhileTracing
@@ -140,6 +143,9 @@ class Function(Code):
         except IteratedWhileTracing:
             self._driver = Driver(self._alike, static_key)
             return self._driven(args, kwargs)
+        except DrewWhileTracing:
+            self._draws = True
+            return self._as_python(*args, **kwargs)
         if quick is not None:
             self._quick[quick] = program
         return program(arguments.arrays, arguments)
@@ -236,6 +242,8 @@ class Function(Code):
             return self._program(arguments, here)
         except IteratedWhileTracing:
             raise iterating(self._name) from None
+        except DrewWhileTracing:
+            raise drawing(self._name) from None
 
     def _traced(self, arguments: Arguments) -> Program:
         if self._last is not None:
@@ -266,7 +274,7 @@ class Function(Code):
                 program = Program(
                     self.traced_function, arguments, donate=self._donate, steps=self.steps_per_call, owner=self
                 )
-        except IteratedWhileTracing:
+        except (IteratedWhileTracing, DrewWhileTracing):
             python_state.put_back()
             # What precedes the loop is executed again. Variables that it has created must stay, with what holds them.
             if names is not None and constructor_calls() == calls and python_state.can_rewind:

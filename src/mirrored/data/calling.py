@@ -18,18 +18,28 @@ import jax
 
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.errors import ContextError, InputError
+from mirrored.runtime.element_draws import FunctionDraws, drawing_for
 
 
-def call(function: Callable[..., Any], element: Element, called: str, index: int) -> Any:
+def call(
+    function: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionDraws | None = None
+) -> Any:
     """Calls `function(element)` (`function(*element)` for a tuple), and runs the function's JAX operations on the CPU.
 
     An exception keeps its type and traceback. A note adds the index of the element.
+
+    Args:
+        function: The user's function.
+        element: Its argument.
+        called: The method that the user called, for messages.
+        index: The index of the element.
+        draws: The random numbers of the function; None: those of the caller.
     """
     handed_out(element)
     start = time.perf_counter()
     _clock.functions += 1
     try:
-        with naming_element(called, index), _on_host():
+        with naming_element(called, index), drawing_for(draws, index), _on_host():
             if type(element) is tuple:
                 return function(*element)
             return function(element)
@@ -58,9 +68,11 @@ def is_in_function() -> bool:
     return _clock.functions > 0
 
 
-def transformed(function: Callable[..., Any], element: Element, called: str, index: int) -> Element:
+def transformed(
+    function: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionDraws | None = None
+) -> Element:
     """Calls a user function on a dataset element with `call`, and converts the result to a pytree of NumPy arrays."""
-    result = call(function, element, called, index)
+    result = call(function, element, called, index, draws)
     with naming_element(called, index):
         return own_element(result, called)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -143,6 +144,25 @@ def merged(first: PyTree, second: PyTree) -> Any:
         return ArraySpec(tuple(m if m == n else None for m, n in zip(a.shape, b.shape, strict=True)), a.dtype)
 
     return tree_map(merge, first, second, is_leaf=lambda part: isinstance(part, ArraySpec))
+
+
+def merged_of(members: Iterable[Any]) -> Any:
+    """Returns shapes and dtypes that fit the elements of all given datasets; dims that differ are None.
+
+    Members without an element are ignored if their spec depends on it.
+
+    Raises:
+        NoElementError: No member has an element.
+    """
+    found = []
+    for member in members:
+        try:
+            found.append(member.spec)
+        except NoElementError:
+            continue
+    if not found:
+        raise NoElementError
+    return functools.reduce(merged, found)
 
 
 def check(spec: PyTree, element: Element, called: str) -> Any:

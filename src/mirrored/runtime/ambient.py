@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import jax
 
+    from mirrored.runtime.element_draws import ElementDraws
     from mirrored.runtime.hooks import Driver
     from mirrored.runtime.replica_runner import ReplicaRunner
     from mirrored.runtime.variable_store import VariableStore
@@ -34,6 +35,7 @@ class Ambient:
         runner: The replica runner of the enclosing `run`; None outside of `run`.
         driver: Compiles the runs of the enclosing function that is driven from Python; None outside of one.
         creators: The variable creators of the open `variable_creator_scope` blocks, innermost last.
+        element: The random numbers of the dataset's function that is called; None outside of such functions.
     """
 
     strategies: tuple[Any, ...] = ()
@@ -43,6 +45,7 @@ class Ambient:
     runner: ReplicaRunner | None = None
     driver: Driver | None = None
     creators: tuple[Callable[..., Any], ...] = ()
+    element: ElementDraws | None = None
 
     @property
     def device_assignment(self) -> Any:

@@ -21,6 +21,7 @@ from mirrored.tf._keras_backend import REPLACED as _backend_functions
 from mirrored.tf._keras_preprocessing import MODULES as _modules
 from mirrored.tf._keras_preprocessing import Absent as _Absent
 from mirrored.tf._ops.seeding import drawing as _drawing
+from mirrored.tf._ops.seeding import drawing_for_elements as _for_elements
 from mirrored.tf._ops.seeding import seeding as _seeding
 from mirrored.tf._saved_model.exporting import exporting as _exporting
 
@@ -45,5 +46,6 @@ for _utils in (_connected.keras.utils, _keras.utils):
 for _utils in (_connected.keras.utils, _keras.utils):
     _replace("tf.keras", _utils, "set_random_seed", _seeding(_utils.set_random_seed))
 _replace("tf.keras", _seeds, "global_seed_generator", _drawing(_seeds.global_seed_generator))
+_replace("tf.keras", _seeds.SeedGenerator, "next", _for_elements(_seeds.SeedGenerator.next))
 _replace("tf.keras", _connected.keras.Model, "export", _exporting(_connected.keras.Model.export))
 sys.modules[__name__] = _keras

@@ -17,6 +17,7 @@ from mirrored.data.pipeline import indexed_sources, stateful, streams, transform
 from mirrored.data.pipeline.iterators import Steps, at_least
 from mirrored.data.pipeline.nodes import Members, Node
 from mirrored.errors import ArgumentError, StructureError
+from mirrored.runtime.element_draws import FunctionDraws
 
 # `Dataset` methods that combine datasets.
 
@@ -81,8 +82,8 @@ class Combining(Steps):
     def _interleaved(self, map_func: Callable[..., Steps], cycle: int, block: int, called: str) -> Self:
         function = type(self).adapted(map_func)
 
-        def open_input(element: Element, number: int) -> Node:
-            made = transformed(function, element, called, number)
+        def open_input(element: Element, number: int, draws: FunctionDraws) -> Node:
+            made = transformed(function, element, called, number, draws)
             if isinstance(made, Steps):
                 return made._node
             raise StructureError(

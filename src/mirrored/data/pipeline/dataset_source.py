@@ -34,11 +34,13 @@ class DatasetSource(Source):
         dataset: The dataset.
         without_examples: The result of `no_examples`, if it is already known.
         workers: The number of workers that each read a part of the data of their own.
+        own_data: Whether each worker reads data of its own.
     """
 
     dataset: Dataset
     without_examples: Element = None
     workers: int = 1
+    own_data: bool = False
 
     @property
     def batching(self) -> str:
@@ -114,22 +116,25 @@ class DatasetSource(Source):
             sizes = host_allgather(called, "read the size of the first batch", size)
             size = size or next((theirs for theirs in sizes if theirs), None)
         if not size:
-            return DatasetSource(dataset, workers=workers)
+            return DatasetSource(dataset, workers=workers, own_data=True)
         # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
         part = -(-size * share.local_replicas // share.num_replicas)
         empty = None if first is None else tree_map(lambda leaf: leaf[:0], first)
-        return DatasetSource(dataset.rebatch(part), empty, workers)
+        return DatasetSource(dataset.rebatch(part), empty, workers, own_data=True)
 
     def settle_seeds(self, cursor: Cursor) -> None:
         iterator = cast(DatasetIterator, cursor)
         read = ", ".join([f"read the dataset {iterator.outline}", *iterator.arguments])
-        everyone = host_allgather("iter(dataset)", read, [iterator.iteration, iterator.seeds])
+        everyone = host_allgather("iter(dataset)", read, [iterator.iteration, iterator.seeds, *iterator.draws])
         # A worker that alone has read the data, for instance to show examples, has counted more passes.
-        iterator.begin_as(max(number for number, _ in everyone), everyone[0][1])
+        iteration, count = (max(theirs[place] for theirs in everyone) for place in (0, 3))
+        # Workers that read data of their own draw other numbers, unless `tf.random.set_seed` was called.
+        number = iterator.draws[0] if self.own_data else everyone[0][2]
+        iterator.begin_as(iteration, everyone[0][1], (number, count))
 
     def as_of_now(self, cursor: Cursor, state: Any) -> Any:
         known = isinstance(state, dict)  # otherwise restored from data without positions
-        return {**state, "next_iteration": cast(DatasetIterator, cursor).next_iteration} if known else state
+        return {**state, **cast(DatasetIterator, cursor).next_passes} if known else state
 
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:
         iterator = cast(DatasetIterator, cursor)

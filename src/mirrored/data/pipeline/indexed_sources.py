@@ -26,10 +26,9 @@ from mirrored.data.pipeline.nodes import (
     Rows,
     Run,
     length_as_cardinality,
-    merged_spec,
 )
 from mirrored.data.placement import batch_size
-from mirrored.data.specs import map_specs, merged, spec_of
+from mirrored.data.specs import map_specs, merged, merged_of, spec_of
 from mirrored.errors import ArgumentError
 
 # Sources of indexed pipelines: ranges, arrays and lists of elements.
@@ -205,7 +204,7 @@ class Chosen(CursorNode):
 
     @property
     def spec(self) -> Any:
-        return merged_spec(self.members)
+        return merged_of(self.members)
 
     def open_cursor(self, run: Run) -> Cursor:
         choices, *readings = [node.cursor(own) for node, own in self._inputs.with_runs(run)]

@@ -15,7 +15,7 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options, merged_options
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
-from mirrored.data.pipeline.nodes import KEYS, Node, Run, nodes, seeded
+from mirrored.data.pipeline.nodes import KEYS, Node, Run, drawing, nodes, places_of, seeded
 from mirrored.data.pipeline.positions import (
     check_recorded,
     check_same,
@@ -24,8 +24,9 @@ from mirrored.data.pipeline.positions import (
     may_have_dropped,
     outline,
     recorded_of,
+    refuse_dropped,
 )
-from mirrored.data.pipeline.seeds import Epochs
+from mirrored.data.pipeline.seeds import Epochs, FunctionEpochs
 from mirrored.data.pipeline.transformations import Prefetched
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
 from mirrored.runtime.hooks import IteratedAsPython, note_iteration, stop_iteration
@@ -45,6 +46,9 @@ class DatasetIterator(IteratedAsPython):
         node: The pipeline.
         hand_out: Converts every element before it is returned.
         end_error: Creates the error for a request past the last element.
+
+    Attributes:
+        draws: The numbers of the pipeline and of this pass, for the random numbers of functions; 0 without functions.
 
     Example:
         >>> from mirrored.data import Dataset
@@ -72,6 +76,8 @@ class DatasetIterator(IteratedAsPython):
         self._node, self._hand_out = node, hand_out
         self._epochs = Epochs(seeded(node))
         self._iteration = self._epochs.begin()
+        self._functions = FunctionEpochs(step.function_passes for step in drawing(node))
+        self.draws = self._functions.begin()
         # Keyed by `id`: nodes compare by identity, and the pipeline keeps them alive.
         self._seeds = self._epochs.seeds
         self._continues, self._keys = False, KEYS
@@ -173,7 +179,7 @@ class DatasetIterator(IteratedAsPython):
                 "pipeline": self._outline,
                 **self._recorded,
                 "iteration": self._iteration,
-                "next_iteration": self.next_iteration,
+                **self.next_passes,
                 "shared": True,
                 "seeds": self.seeds,
                 "keys": self._keys,
@@ -199,7 +205,7 @@ class DatasetIterator(IteratedAsPython):
             return True
         check_same(state.get("order", own["order"]), own["order"])
         if may_have_dropped(state, self._node):
-            raise _refuse_dropped(str(state.get("pipeline")), self._outline)
+            raise refuse_dropped(str(state.get("pipeline")), self._outline)
         changed = {"pipeline": self._outline, "grouping": own["grouping"], "replayed": own["replayed"]}
         self.set_state({**state, **changed, "position": None, "count": 0})
         return False
@@ -236,7 +242,7 @@ class DatasetIterator(IteratedAsPython):
         check_recorded(state, self._node, self._recorded)
         self._check_epochs(state)
         before = self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count
-        epochs = self._epochs.get_state()
+        epochs = self._epochs.get_state(), self._functions.get_state(), self.draws
         self._reading, self._end, self._continues = None, None, True
         self._seeds = {**self._seeds, **dict(zip(map(id, steps), state["seeds"], strict=True))}
         self._iteration, self._count = state["iteration"], state["count"]
@@ -245,13 +251,19 @@ class DatasetIterator(IteratedAsPython):
         following = state.get("next_iteration", state["iteration"] + 1)
         # In earlier versions each dataset counted its own passes, so that positions of several ones differ.
         self._epochs.continue_with(max(following, 0 if "shared" in state else self._epochs.next), self._seeds)
+        number, count, following = state.get("draws", (0, 0, 0))
+        if number:  # positions of earlier versions and of other pipelines have none
+            self.draws = number, count
+            self._functions.continue_with(number, following)
         try:
             if state["position"] is not None:
                 self._cursor().set_state(state["position"], self._count)
         except BaseException as error:
             self._release()
             self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count = before
-            self._epochs.set_state(epochs)
+            self._epochs.set_state(epochs[0])
+            self._functions.set_state(epochs[1])
+            self.draws = epochs[2]
             if isinstance(error, IndexError) and engine().is_beyond_end(error):
                 raise beyond_end() from error
             raise
@@ -261,7 +273,8 @@ class DatasetIterator(IteratedAsPython):
     def first_of(self, state: dict[str, Any]) -> Element:
         """Reads the first element of the pass of a position in a separate iterator; may raise StopIteration."""
         seeds = {**self._seeds, **dict(zip(map(id, seeded(self._node)), state["seeds"], strict=True))}
-        cursor = self._node.cursor(Run((state["iteration"],), (), seeds, True, keys=state.get("keys", 1)))
+        number, count, _ = state.get("draws", (*self.draws, 0))
+        cursor = self._node.cursor(self._run(state["iteration"], seeds, True, state.get("keys", 1), (number, count)))
         try:
             return next(cursor)
         finally:
@@ -332,15 +345,17 @@ class DatasetIterator(IteratedAsPython):
         return self._iteration
 
     @property
-    def next_iteration(self) -> int:
-        """The number of the next pass over this dataset, or over another one with the same random operations."""
-        return self._epochs.next
+    def next_passes(self) -> dict[str, Any]:
+        """The parts of a position that count the passes, also those over other datasets with the same operations."""
+        following = max(self._functions.next, self.draws[1] + 1)  # less if `set_seed` has restarted the count
+        return {"next_iteration": self._epochs.next, "draws": [*self.draws, following]}
 
-    def begin_as(self, iteration: int, seeds: list[int]) -> None:
-        """Replaces the number of the pass and the random seeds; must be called before the first element is read."""
-        self._iteration, self._continues = iteration, True
+    def begin_as(self, iteration: int, seeds: list[int], draws: tuple[int, int]) -> None:
+        """Replaces the numbers of the pass and the random seeds; must be called before the first element is read."""
+        self._iteration, self._continues, self.draws = iteration, True, draws
         self._seeds = dict(zip(self._seeds, seeds, strict=True))
         self._epochs.continue_with(iteration + 1, self._seeds)
+        self._functions.continue_with(draws[0], draws[1] + 1)
 
     def close(self) -> None:
         """Stops the iterator's threads and closes its files; repeated calls have no effect.
@@ -362,11 +377,14 @@ class DatasetIterator(IteratedAsPython):
             )
         if self._reading is None:
             seeds = dict(zip(self._seeds, self.seeds, strict=True))
-            run = Run((self._iteration,), (), seeds, self._continues, keys=self._keys)
+            run = self._run(self._iteration, seeds, self._continues, self._keys, self.draws)
             open_cursor = functools.partial(self._node.cursor, run)
             self._reading = RestartingCursor(open_cursor, isinstance(self._node, Prefetched))
             close_at_exit(self)
         return self._reading
+
+    def _run(self, iteration: int, seeds: dict[int, int], continues: bool, keys: int, draws: tuple[int, int]) -> Run:
+        return Run((iteration,), (), seeds, continues, keys=keys, draws=draws, places=places_of(self._node))
 
     def _release(self) -> None:
         reading, self._reading = self._reading, None
@@ -384,9 +402,6 @@ class DatasetIterator(IteratedAsPython):
     def __del__(self) -> None:
         if getattr(self, "_reading", None) is not None:
             self._release()
-
-
-# The base class of the parts of `Dataset`: holds a pipeline of nodes and adds steps to it.
 
 
 class Steps:
@@ -431,14 +446,3 @@ def at_least(least: int, value: int, called: str, name: str) -> int:
             called, found=f"{name}={value}", rule=f"{name} must be at least {least}", remedy=f"pass a larger {name}"
         )
     return value
-
-
-def _refuse_dropped(saved: str, own: str) -> ArgumentError:
-    return ArgumentError(
-        "DatasetIterator.set_state",
-        found=f"the position was saved with {saved}, this dataset is {own}",
-        rule="with another batch size a position counts examples; drop_remainder=True before `repeat` or "
-        "`concatenate` drops another number of them in each epoch or part, so that some would be used twice and others "
-        "never",
-        remedy="restore the position with the saved batch size; .batch(...) after these steps fits every batch size",
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
@@ -19,11 +19,14 @@ from mirrored.data.cursors import Cursor, PositionCursor
 from mirrored.data.elements import Element, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
-from mirrored.data.pipeline.seeds import DrawnSeed, derived
+from mirrored.data.pipeline.seeds import DrawnSeed, FunctionPasses, derived, is_older
 from mirrored.data.specs import NoElementError
+from mirrored.runtime.element_draws import FunctionDraws
 
 ENDLESS: Final = 2**62
 """The length of an infinite indexed dataset. Grain and `len` accept it, and the sum of two fits into 64 bits."""
+
+_CACHED: Final = 2**62  # no pass has this number
 
 KEYS: Final = 2
 """The version of `Run.key`, which saved positions contain."""
@@ -42,6 +45,9 @@ class Run:
             lose or repeat elements.
         forgives: Whether a later `ignore_errors` leaves out the elements that raise an exception.
         keys: The version of `key`; 1 after restoring a position of earlier versions, which had their epochs in `path`.
+        draws: A number of the pipeline and that of the pass, for the random numbers of functions; (0, 0) infers a spec.
+        places: The positions in the pipeline of the steps whose functions may draw, by the `id` of the step.
+        uses: Which input the operation is of each later one that combines several, for all but the first input.
     """
 
     path: tuple[int, ...] = (0,)
@@ -50,6 +56,14 @@ class Run:
     continues: bool = False
     forgives: bool = False
     keys: int = KEYS
+    draws: tuple[int, int] = (0, 0)
+    places: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    uses: tuple[int, ...] = ()
+
+    def draws_of(self, step: Node) -> FunctionDraws:
+        """Returns the random numbers of a step's function in this pass."""
+        number, count = self.draws
+        return FunctionDraws(number, (*self.places.get(id(step), (0,)), *self.uses), (count, *self.key))
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -71,7 +85,7 @@ class Run:
 
 def pinned(run: Run) -> Run:
     """Returns a copy of a `Run` without pass numbers, for the operations before a cache, which run only once."""
-    return Run(seeds=run.seeds, continues=run.continues, forgives=run.forgives, keys=run.keys)
+    return dataclasses.replace(run, path=(0,), epochs=(), uses=(), draws=(run.draws[0], _CACHED))
 
 
 class Rows(Protocol):
@@ -112,6 +126,13 @@ class Node(abc.ABC):
     """Whether the step is a cache: it keeps the elements of its parent for later passes."""
     replays: ClassVar[bool] = False
     """Whether a restored position lets the step read again, or skip, what its parents returned before."""
+    draws: ClassVar[bool] = False
+    """Whether the step has a function of the user, which may draw random numbers."""
+
+    @functools.cached_property
+    def function_passes(self) -> FunctionPasses:
+        """The passes over the step for the random numbers of its function, if it `draws`."""
+        return FunctionPasses()
 
     @property
     def varies(self) -> bool:
@@ -284,12 +305,37 @@ class Members(tuple[Node, ...]):
         """Returns a pair (dataset, `Run`) for each input; inputs that contain the same shuffle get different runs."""
         places = enumerate(zip(self, self._further_uses, strict=True))
         return [
-            (member, run.epoch(_FURTHER_USES + (use if run.keys == KEYS else place)) if use else run)
+            (
+                member,
+                _run_of_input(run.epoch(_FURTHER_USES + (use if run.keys == KEYS else place)) if use else run, place),
+            )
             for place, (member, use) in places
         ]
 
 
 _FURTHER_USES: Final = 2**40  # no `repeat` gets that far
+
+
+def _run_of_input(run: Run, place: int) -> Run:
+    """Returns the `Run` of one input: functions of an operation that is used twice draw other numbers in each use."""
+    return dataclasses.replace(run, uses=(*run.uses, place)) if place else run
+
+
+def drawing(node: Node) -> list[Node]:
+    """Returns the steps whose functions may draw random numbers, each once, counted from the source."""
+    return list({id(step): step for step in nodes(node) if step.draws}.values())[::-1]
+
+
+def places_of(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
+    """Returns the positions of the steps whose functions may draw random numbers, counted from the source.
+
+    Steps that are added at the end, or that have no function, do not change them.
+
+    Args:
+        node: The pipeline.
+        outer: The position of the step whose function has made the pipeline.
+    """
+    return {id(step): (*outer, place) for place, step in enumerate(drawing(node))}
 
 
 def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
@@ -308,17 +354,14 @@ def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
     """
     seed = run.seeds.get(id(outer), outer.seed)
     drawn = {
-        id(step): derived(seed, *([] if _is_older(step.seed, outer.seed) else [number]), place)
+        id(step): derived(seed, *([] if is_older(step.seed, outer.seed) else [number]), place)
         for place, step in enumerate(seeded(node))
         if isinstance(step.seed, DrawnSeed)
     }
     for step in reversed(list(nodes(node))):
         drawn.update(step.kept_seeds())
-    return dataclasses.replace(run, path=(*run.key, number), epochs=(), seeds={**run.seeds, **drawn})
-
-
-def _is_older(seed: DrawnSeed, other: int) -> bool:
-    return isinstance(other, DrawnSeed) and seed.serial < other.serial
+    places = {**run.places, **places_of(node, run.places.get(id(outer), ()))}
+    return dataclasses.replace(run, path=(*run.key, number), epochs=(), seeds={**run.seeds, **drawn}, places=places)
 
 
 def parallel_calls(node: Node) -> int:
@@ -372,25 +415,6 @@ def spec_of_first(node: Node) -> Any:
 def with_open_dims(element: Element) -> Any:
     """Returns the dtypes and ranks of an element as `ArraySpec`; all dims are None (varying)."""
     return specs.map_specs(lambda leaf: specs.ArraySpec((None,) * len(leaf.shape), leaf.dtype), specs.spec_of(element))
-
-
-def merged_spec(members: Sequence[Node]) -> Any:
-    """Returns shapes and dtypes that fit the elements of all given datasets; dims that differ are None.
-
-    Members without an element are ignored if their spec depends on it.
-
-    Raises:
-        NoElementError: No member has an element.
-    """
-    found = []
-    for member in members:
-        try:
-            found.append(member.spec)
-        except NoElementError:
-            continue
-    if not found:
-        raise NoElementError
-    return functools.reduce(specs.merged, found)
 
 
 class LikeParent:

@@ -267,3 +267,15 @@ def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
     if examples >= 0 and examples % size == examples % step.size == 0:
         return True
     return 0 <= examples and count * size <= min(examples, kept)
+
+
+def refuse_dropped(saved: str, own: str) -> ArgumentError:
+    """Returns the error for a position with another batch size in a dataset that drops the remainder of each epoch."""
+    return ArgumentError(
+        "DatasetIterator.set_state",
+        found=f"the position was saved with {saved}, this dataset is {own}",
+        rule="with another batch size a position counts examples; drop_remainder=True before `repeat` or "
+        "`concatenate` drops another number of them in each epoch or part, so that some would be used twice and others "
+        "never",
+        remedy="restore the position with the saved batch size; .batch(...) after these steps fits every batch size",
+    )

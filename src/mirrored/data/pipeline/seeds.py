@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from mirrored.data.calling import is_in_function
+from mirrored.runtime.element_draws import element_draws
 
 _drawn = itertools.count()
 _lock: Final = threading.Lock()
@@ -28,19 +29,28 @@ class DrawnSeed(int):
 
 
 class _Global:
-    """The global seed, and how many seeds have been derived from it since it was set."""
+    """The global seed, and how many seeds and numbers of functions have been derived from it since it was set.
+
+    Attributes:
+        seed: The global seed.
+        count: The number of seeds.
+        functions: The number of numbers of functions.
+        resets: How often the global seed was set.
+    """
 
     seed: int | None = None
-    count = 0
+    count = functions = resets = 0
 
 
 def set_global_seed(seed: int) -> None:
     """Makes the seeds that are drawn from now on depend only on `seed` and their number, as `tf.random.set_seed` does.
 
-    Workers that create the same datasets draw equal seeds.
+    Workers that create the same datasets draw equal seeds. The functions of a dataset that exists already draw as those
+    of a new one in its next pass.
     """
     with _lock:
-        _Global.seed, _Global.count = seed % 2**64, 0
+        _Global.seed, _Global.count, _Global.functions = seed % 2**64, 0, 0
+        _Global.resets += 1
 
 
 def new_seed() -> DrawnSeed:
@@ -71,6 +81,95 @@ def seed_of(given: int | None) -> int:
     if given is None:
         return new_seed()
     return int(given) % 2**64 if given < 0 else int(given)
+
+
+def is_older(seed: DrawnSeed, other: int) -> bool:
+    """Returns whether a seed was drawn before another one, which must be drawn, too."""
+    return isinstance(other, DrawnSeed) and seed.serial < other.serial
+
+
+class FunctionPasses:
+    """What a step with a function of the user keeps between passes; all datasets that contain the step share it.
+
+    Attributes:
+        next: The number of the next pass, from 0. The function derives its random numbers from it.
+        number: From which the functions of a pipeline that begins with the step derive their random numbers, too.
+    """
+
+    def __init__(self) -> None:
+        self.next = self.number = 0
+        self._resets = -1
+
+    def renew(self) -> None:
+        """Begins anew if the global seed has been set since the last pass; requires `_lock`."""
+        if self._resets == _Global.resets:
+            return
+        if _Global.seed is None:
+            number = secrets.randbits(62) | 1
+        else:
+            _Global.functions += 1
+            number = int(np.random.default_rng([_Global.seed, _Global.functions, 1]).integers(1, 2**62))
+        self.number, self.next, self._resets = number, 0, _Global.resets
+
+    def get_state(self) -> tuple[int, int, int]:
+        """Returns the numbers, to undo a change with `set_state`."""
+        return self.number, self.next, self._resets
+
+    def set_state(self, state: tuple[int, int, int]) -> None:
+        """Restores numbers that `get_state` returned."""
+        self.number, self.next, self._resets = state
+
+
+class FunctionEpochs:
+    """Counts the passes over a dataset for the random numbers of its functions.
+
+    Args:
+        steps: The passes of its steps with functions, counted from the source.
+    """
+
+    def __init__(self, steps: Iterable[FunctionPasses]) -> None:
+        self._steps = list(steps)
+
+    @property
+    def next(self) -> int:
+        """The number of the next pass."""
+        return max((step.next for step in self._steps), default=0)
+
+    def begin(self) -> tuple[int, int]:
+        """Counts a new pass over the dataset; returns the number of the pipeline, which is not 0, and of the pass.
+
+        In a function of another dataset, both depend on the element, not on the threads that call the function.
+        """
+        if not self._steps:
+            return 0, 0
+        element = element_draws()
+        if element is not None:
+            return element.next_number(), 0
+        with _lock:
+            for step in self._steps:
+                step.renew()
+            number, count = self._steps[0].number, self.next
+            for step in self._steps:
+                step.next = count + 1
+        return number, count
+
+    def continue_with(self, number: int, following: int) -> None:
+        """Sets the number of the pipeline and of the next pass."""
+        with _lock:
+            for step in self._steps:
+                step.renew()
+                step.next = following
+            if self._steps:
+                self._steps[0].number = number
+
+    def get_state(self) -> list[tuple[int, int, int]]:
+        """Returns the numbers, to undo a change with `set_state`."""
+        return [step.get_state() for step in self._steps]
+
+    def set_state(self, state: Iterable[tuple[int, int, int]]) -> None:
+        """Restores numbers that `get_state` returned."""
+        for step, numbers in zip(self._steps, state, strict=True):
+            step.set_state(numbers)
 
 
 class Passes:

@@ -35,6 +35,7 @@ from mirrored.data.pipeline.seeds import Passes, new_seed
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import NoElementError
 from mirrored.errors import ArgumentError, InputError, StructureError
+from mirrored.runtime.element_draws import FunctionDraws
 
 _log = logging.getLogger("mirrored.data")
 
@@ -61,6 +62,8 @@ class StatefulStep(StreamStep, CursorNode):
 class Scanned(StatefulStep):
     """The operation `scan`: calls ``state, out = function(state, element)`` and yields each `out`."""
 
+    draws: ClassVar[bool] = True
+
     initial_state: Element
     function: Callable[[Any, Any], Any]
 
@@ -73,10 +76,10 @@ class Scanned(StatefulStep):
         return specs.after_map(self.parent.spec, first_element(self.parent), first_element(self))
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
-        state, called = tree_map(_copied, self.initial_state), "Dataset.scan"
+        state, called, draws = tree_map(_copied, self.initial_state), "Dataset.scan", run.draws_of(self)
         for index, element in enumerate(elements):
             handed_out(state)
-            pair = call(Given(self.function, state, element), element, called, index)
+            pair = call(Given(self.function, state, element), element, called, index, draws)
             with naming_element(called, index):
                 state, out = self._checked(pair, state)
             yield out
@@ -174,6 +177,7 @@ class Grouped(StatefulStep):
     """
 
     makes_datasets: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
 
     key: Callable[..., Any]
     size: Callable[[Any], Any]
@@ -189,7 +193,7 @@ class Grouped(StatefulStep):
     @property
     def spec(self) -> Any:
         first = first_element(self.parent)
-        key = self._key_of(first, 0)
+        key = self._key_of(first, 0, Run())
         try:
             return specs.map_specs(_open_batch, self.reduce(np.int64(key), [first], 0).spec)
         except NoElementError:
@@ -199,7 +203,7 @@ class Grouped(StatefulStep):
         groups: dict[int, list[Element]] = {}
         windows = 0
         for index, element in enumerate(elements):
-            key = self._key_of(element, index)
+            key = self._key_of(element, index, run)
             group = groups.setdefault(key, [])
             group.append(element)
             if len(group) >= self._size_of(key):
@@ -212,8 +216,8 @@ class Grouped(StatefulStep):
         node = self.reduce(np.int64(key), window, number)
         return elements_of(node, inner_run(node, run, number, self))
 
-    def _key_of(self, element: Element, index: int) -> int:
-        found = call(self.key, element, "Dataset.group_by_window", index)
+    def _key_of(self, element: Element, index: int, run: Run) -> int:
+        found = call(self.key, element, "Dataset.group_by_window", index, run.draws_of(self))
         return _integer(found, "key_func", "a scalar integer")
 
     def _size_of(self, key: int) -> int:
@@ -263,6 +267,8 @@ class Resampled(StatefulStep):
     Source: rejection sampling. The streaming count starts at 10 for every class, as in TensorFlow.
     """
 
+    draws: ClassVar[bool] = True
+
     class_of: Callable[..., Any]
     target: np.ndarray
     initial: np.ndarray | None
@@ -278,9 +284,9 @@ class Resampled(StatefulStep):
         return specs.spec_of(np.int32(0)), specs.after_map(self.parent.spec[0], element, element)
 
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
-        counts = np.full(self.target.shape, 10.0)
+        counts, called, draws = np.full(self.target.shape, 10.0), "Dataset.rejection_resample", run.draws_of(self)
         for index, (element, uniform) in enumerate(elements):
-            found = self._checked(call(self.class_of, element, "Dataset.rejection_resample", index), index)
+            found = self._checked(call(self.class_of, element, called, index, draws), index)
             counts[found] += 1
             wanted: np.ndarray = self.target / np.maximum(
                 counts / counts.sum() if self.initial is None else self.initial, 1e-30
@@ -304,6 +310,8 @@ class Resampled(StatefulStep):
 class TakenWhile(StreamStep, CursorNode):
     """The operation `take_while`: keeps the elements before the first one for which `function` returns False."""
 
+    draws: ClassVar[bool] = True
+
     function: Callable[..., Any]
 
     @property
@@ -311,12 +319,12 @@ class TakenWhile(StreamStep, CursorNode):
         return UNKNOWN_CARDINALITY
 
     def open_cursor(self, run: Run) -> Cursor:
-        return _WhileCursor(self.parent.cursor(run), self.function)
+        return _WhileCursor(self.parent.cursor(run), self.function, run.draws_of(self))
 
 
 class _WhileCursor:
-    def __init__(self, parent: Cursor, function: Callable[..., Any]) -> None:
-        self._parent, self._function = parent, function
+    def __init__(self, parent: Cursor, function: Callable[..., Any], draws: FunctionDraws) -> None:
+        self._parent, self._function, self._draws = parent, function, draws
         self._count, self._ended = 0, False
 
     def __next__(self) -> Element:
@@ -324,7 +332,7 @@ class _WhileCursor:
             raise StopIteration
         element = next(self._parent)
         self._count += 1
-        if not bool(call(self._function, element, "Dataset.take_while", self._count - 1)):
+        if not bool(call(self._function, element, "Dataset.take_while", self._count - 1, self._draws)):
             self._ended = True
             raise StopIteration
         return element

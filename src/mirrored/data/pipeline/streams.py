@@ -38,9 +38,10 @@ from mirrored.data.pipeline.nodes import (
     spec_of_first,
 )
 from mirrored.data.pipeline.seeds import Passes, new_seed
-from mirrored.data.placement import batch_size
+from mirrored.data.pipeline.unbatching import UnbatchCursor
 from mirrored.data.specs import NoElementError
 from mirrored.errors import StructureError
+from mirrored.runtime.element_draws import FunctionDraws
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,6 +184,8 @@ class _Noting:
 class Filtered(StreamStep):
     """The operation `filter`: keeps the elements for which `function` returns True."""
 
+    draws: ClassVar[bool] = True
+
     function: Callable[..., Any]
 
     @property
@@ -190,9 +193,11 @@ class Filtered(StreamStep):
         return INFINITE_CARDINALITY if self.parent.cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
     def stream(self, run: Run) -> Any:
-        # The first map evaluates the predicate with the element's index, for messages; the second drops its result.
+        # The first map evaluates the predicate with the element's index; the second drops its result.
+        draws = run.draws_of(self)
+
         def judged(index: int, element: Element) -> tuple[bool, Element]:
-            return bool(call(self.function, element, "Dataset.filter", index)), element
+            return bool(call(self.function, element, "Dataset.filter", index, draws)), element
 
         kept = engine().filter_elements(mapped(self.parent, run, judged, self.name), lambda pair: pair[0])
         return engine().map_with_index(kept, lambda _, pair: pair[1])
@@ -238,65 +243,12 @@ class Unbatched(StreamStep, CursorNode):
         return UnbatchCursor(self.parent.cursor(run))
 
 
-class UnbatchCursor:
-    """An iterator over the examples of the batches of another iterator.
-
-    Saved positions have the format of Grain's FlatMapIterDataset, which returns the examples of a batch again if the
-    next one cannot be split.
-    """
-
-    def __init__(self, parent: Cursor) -> None:
-        self._parent, self._before = parent, parent.get_state()
-        self._rows: list[Element] = []
-        self._next = 0
-
-    def __next__(self) -> Element:
-        while self._next >= len(self._rows):
-            self._read()
-        element = self._rows[self._next]
-        self._next += 1
-        return element
-
-    def _read(self) -> None:
-        self._before, self._rows, self._next = self._parent.get_state(), [], 0
-        try:
-            self._rows = _rows_of(next(self._parent))
-        except StopIteration:
-            raise
-        except Exception:
-            self._before = self._parent.get_state()
-            raise
-
-    def get_state(self) -> Any:
-        return {"parent": self._before, "next_index_in_buffer": self._next}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._parent.set_state(state["parent"])
-        self._before, self._rows, self._next = state["parent"], [], 0
-        if state["next_index_in_buffer"]:
-            try:
-                self._read()
-            except StopIteration:  # positions of earlier versions at the end of the data have the last batch's index
-                return
-            if state["next_index_in_buffer"] > len(self._rows):
-                raise beyond_end()
-            self._next = state["next_index_in_buffer"]
-
-    def close(self) -> None:
-        self._parent.close()
-
-
-def _rows_of(element: Element) -> list[Element]:
-    count = batch_size(element, "Dataset.unbatch")
-    return [tree_map(lambda leaf, row=row: leaf[row], element) for row in range(count)]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interleaved(StreamStep, CursorNode):
     """The operation `interleave` or `flat_map`: maps each element to a dataset, and interleaves these datasets.
 
     Attributes:
-        open_input: From an element and its index to the node of a dataset.
+        open_input: From an element, its index and the random numbers of the function to the node of a dataset.
         cycle: Number of datasets read concurrently; 1 is flat_map.
         block: Number of consecutive elements from one dataset.
         seed: Determines the seeds that steps of these datasets draw.
@@ -305,8 +257,9 @@ class Interleaved(StreamStep, CursorNode):
 
     makes_datasets: ClassVar[bool] = True
     replays: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
 
-    open_input: Callable[[Element, int], Node]
+    open_input: Callable[[Element, int, FunctionDraws], Node]
     cycle: int
     block: int
     seed: int = dataclasses.field(default_factory=new_seed)
@@ -323,13 +276,13 @@ class Interleaved(StreamStep, CursorNode):
     @property
     def spec(self) -> Any:
         try:
-            return self.open_input(first_element(self.parent), 0).spec
+            return self.open_input(first_element(self.parent), 0, Run().draws_of(self)).spec
         except NoElementError:
             return spec_of_first(self)
 
     def open_cursor(self, run: Run) -> Cursor:
         def opened(element: Element, number: int) -> Cursor:
-            node = self.open_input(element, number)
+            node = self.open_input(element, number, run.draws_of(self))
             return node.cursor(inner_run(node, run, number, self))
 
         return InterleaveCursor(self.parent.cursor(run), opened, self.cycle, self.block)

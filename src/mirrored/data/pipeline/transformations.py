@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from mirrored.data.pipeline.nodes import (
     Run,
     first_element,
     length_as_cardinality,
-    merged_spec,
     rows_of,
 )
 from mirrored.data.pipeline.seeds import Passes
@@ -82,6 +81,8 @@ class OneParent(LikeParent, Transformation):
 class Mapping(OneParent):
     """Base class of transformations that compute each element from the input element with the same index."""
 
+    draws: ClassVar[bool] = True
+
     @abc.abstractmethod
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
         """Returns the function ``(i, input element i) -> output element i`` for one pass over the dataset."""
@@ -112,7 +113,8 @@ class Mapped(Mapping):
         return specs.after_map(self.parent.spec, sample, self.function_of(Run())(0, sample))
 
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
-        return lambda index, element: transformed(self.function, element, self.called, index)
+        draws = run.draws_of(self)
+        return lambda index, element: transformed(self.function, element, self.called, index, draws)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,11 +126,11 @@ class RandomMapped(Mapping):
     passes: Passes = dataclasses.field(default_factory=Passes, kw_only=True)
 
     def function_of(self, run: Run) -> Callable[[int, Element], Element]:
-        key = (run.seeds.get(id(self), self.seed), *run.key)
+        key, draws = (run.seeds.get(id(self), self.seed), *run.key), run.draws_of(self)
 
         def apply(index: int, element: Element) -> Element:
             rng = np.random.default_rng((*key, index))
-            return transformed(lambda *parts: self.function(*parts, rng), element, "Dataset.random_map", index)
+            return transformed(lambda *parts: self.function(*parts, rng), element, "Dataset.random_map", index, draws)
 
         return apply
 
@@ -287,7 +289,7 @@ class Concatenated(Several, CursorTransformation):
 
     @property
     def spec(self) -> Any:
-        return merged_spec(self.members)
+        return specs.merged_of(self.members)
 
     def open(self, run: Run) -> Rows:
         return _ConcatenatedRows([rows_of(member, own) for member, own in self.members.with_runs(run)])

@@ -3,7 +3,8 @@
 A stream is a variable ``uint32[3]``: the two words of a key, and a counter of draws. A draw reads it, increments the
 counter, and folds the counter and, inside `run`, the replica id into the key. Replicas thus draw different numbers, and
 the numbers of a replica are the same on any number of devices and replicas, eager or compiled. Because the stream is a
-variable, compiled functions carry it like any other state.
+variable, compiled functions carry it like any other state. Functions of datasets draw from other streams, which depend
+on the element (`mirrored.runtime.element_draws`).
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import distributed
-from mirrored._jax.traces import current_trace, eager, is_eval
+from mirrored._jax.traces import eager
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.checkpoint.memory import keep_in_snapshots
 from mirrored.data.pipeline.seeds import set_global_seed
 from mirrored.runtime.ambient import Ambient, ambient, entered
+from mirrored.runtime.element_draws import ElementDraws, Pipelines
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import samplers
+from mirrored.tf._ops.random_streams import advance, drawing_element, element_key, initial_state, key_of, of_replica
 from mirrored.tf._tensors import as_tensor
 from mirrored.variables.variable import Variable
 
@@ -32,11 +35,6 @@ if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
 
 _DEFAULT_GRAPH_SEED = 87654321  # TensorFlow's default: the global seed, if only an operation has a seed
-
-
-def initial_state(seed: int) -> np.ndarray[Any, Any]:
-    # A seed is any Python int; all but its lowest 64 bits are dropped on purpose.
-    return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF, 0], np.uint32)
 
 
 def _state_of(key: SupportsInt, counter: Operand, method: str) -> np.ndarray[Any, Any]:
@@ -51,11 +49,6 @@ def _state_of(key: SupportsInt, counter: Operand, method: str) -> np.ndarray[Any
     return np.array([int(key) >> 32 & 0xFFFFFFFF, int(key) & 0xFFFFFFFF, word], np.uint32)
 
 
-def key_of(words: jax.Array) -> jax.Array:
-    """Creates a JAX random key from two 32-bit integers."""
-    return jax.random.wrap_key_data(words.astype(jnp.uint32), impl="threefry2x32")  # type: ignore[no-any-return]
-
-
 def key_from_seed(seed: Operand) -> jax.Array:
     """Creates a JAX random key from the pair of integers that `stateless_*` functions take as `seed`."""
     words = as_tensor(seed)
@@ -64,31 +57,11 @@ def key_from_seed(seed: Operand) -> jax.Array:
     return key_of(words)
 
 
-def _advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
-    """Increments the counter by `draws`, and returns the key of the draw with index `own` among these draws."""
-    here = ambient()
-    if here.store is not None and here.store.captures and is_eval(current_trace()):
-        with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
-            return _advance(state, draws, own)
-    value = state.read_value()
-    state.assign(value + jnp.asarray([0, 0, draws], jnp.uint32), read_value=False)
-    return jax.random.fold_in(key_of(value[:2]), value[2] + jnp.asarray(own, jnp.uint32))
-
-
-def _of_replica(key: jax.Array) -> jax.Array:
-    """Returns a key that differs for every replica; for replica 0, and outside `run`, it is `key` itself."""
-    replica = ambient().replica
-    if replica is None or replica.num_replicas_in_sync == 1:
-        return key
-    index = jnp.asarray(replica.replica_id_in_sync_group, jnp.uint32)
-    return jnp.where(index == 0, key, jax.random.fold_in(key, index))
-
-
 def _words_of_step(state: weakref.ref[Variable]) -> np.ndarray[Any, Any]:
     """Draws a key from a stream, for all draws of one training step of Keras."""
     stream = state()
     assert stream is not None
-    return np.append(np.asarray(jax.random.key_data(_advance(stream))), np.uint32(0))
+    return np.append(np.asarray(jax.random.key_data(advance(stream))), np.uint32(0))
 
 
 class Generator:
@@ -120,6 +93,7 @@ class Generator:
             raise ValueError("Generator requires copy_from or state; Generator.from_seed(1) makes one from a seed")
         self._state = Variable(jnp.asarray(state, jnp.uint32), trainable=False, name="random_generator_state")
         self._state.counts_replicas = True
+        self._pipelines = Pipelines()
         self._state.words_of_step = functools.partial(_words_of_step, weakref.ref(self._state))
 
     @classmethod
@@ -154,19 +128,25 @@ class Generator:
 
     def next_key(self) -> jax.Array:
         """Draws once: advances the state, and returns a JAX random key that differs for every draw and replica."""
-        replica = ambient().replica
+        replica, element = ambient().replica, drawing_element()
+        if element is not None:
+            return element_key(element, self._words(), self._pipelines.number_of(element.pipeline))
         if replica is None:
-            return _advance(self._state)
+            return advance(self._state)
         index = replica.replica_id_in_sync_group
         if self._state.device_assignment is not None:
-            return jax.random.fold_in(_advance(self._state), jnp.asarray(index, jnp.uint32))
+            return jax.random.fold_in(advance(self._state), jnp.asarray(index, jnp.uint32))
         # One stream for all replicas. Those of an eager run draw one after another. Those of a compiled run draw at
         # the same time: the stream advances by one draw of each.
         return (
-            _advance(self._state)
+            advance(self._state)
             if isinstance(index, int)
-            else _advance(self._state, replica.num_replicas_in_sync, index)
+            else advance(self._state, replica.num_replicas_in_sync, index)
         )
+
+    def _words(self) -> list[int]:
+        with eager():
+            return [int(word) for word in np.asarray(self._state.read_value()[:2])]
 
     @property
     def state(self) -> Variable:
@@ -271,6 +251,7 @@ class _Global:
 
     def __init__(self) -> None:
         self.seed: int | None = None
+        self.pipelines = Pipelines()
         self._entropy = secrets.randbits(64)
         self._outside: Variable | None = None
         # The stream of each strategy, with its number among these streams.
@@ -297,6 +278,7 @@ class _Global:
     def set_seed(self, seed: int) -> None:
         """Restarts all streams from a seed."""
         self.seed = int(seed)
+        self.pipelines = Pipelines()
         self._steps = None
         self._restored.clear()
         if self._outside is not None:
@@ -402,7 +384,8 @@ def _leave() -> None:
 def set_seed(seed: int) -> None:
     """Sets the global random seed, and restarts the random sequence of `tf.random.normal` and similar functions.
 
-    Datasets created afterwards derive from it the seeds that they are not given.
+    Datasets created afterwards derive from it the seeds that they are not given. The functions of all datasets
+    draw from it in passes that begin afterwards.
 
     TensorFlow: `tf.random.set_seed`: the same calls repeat the same numbers, which differ from TensorFlow's.
     """
@@ -416,12 +399,23 @@ def next_key(seed: int | None = None) -> jax.Array:
     Args:
         seed: The operation's own seed; its numbers depend on it and the global seed, not on the operating system.
     """
-    key = _advance(_global.state())
+    element = drawing_element()
+    if element is not None:
+        return _key_for_element(element, seed)
+    key = advance(_global.state())
     if seed is None:
-        return _of_replica(key)
+        return of_replica(key)
     state = _global.state().read_value()
     stream = key_of(jnp.asarray(initial_state(_global.base())[:2]))
-    return _of_replica(jax.random.fold_in(jax.random.fold_in(stream, state[2]), seed))
+    return of_replica(jax.random.fold_in(jax.random.fold_in(stream, state[2]), seed))
+
+
+def _key_for_element(element: ElementDraws, seed: int | None) -> jax.Array:
+    words = [] if seed is None and _global.seed is None else [_global.base()]
+    if seed is None or _global.seed is not None:
+        return element_key(element, [*words, *([] if seed is None else [int(seed)])], element.pipeline)
+    # Without a global seed the number of the pipeline differs between runs of the program.
+    return element_key(element, [*words, int(seed)], _global.pipelines.number_of(element.pipeline))
 
 
 def get_global_generator() -> Generator:

@@ -12,7 +12,8 @@ import numpy as np
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._ops.generator import initial_state, key_of, next_key
+from mirrored.tf._ops.generator import next_key
+from mirrored.tf._ops.random_streams import initial_state, key_of
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import register
 from mirrored.tf._tensors import as_tensor

@@ -15,12 +15,12 @@ from mirrored.tf._ops import samplers
 from mirrored.tf._ops.generator import (
     Generator,
     get_global_generator,
-    initial_state,
     key_from_seed,
     next_key,
     set_global_generator,
     set_seed,
 )
+from mirrored.tf._ops.random_streams import initial_state
 from mirrored.tf._table import Ints, op
 from mirrored.tf._tensors import as_tensor
 

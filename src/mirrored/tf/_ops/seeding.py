@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored.runtime.ambient import ambient
+from mirrored.runtime.element_draws import Pipelines, element_draws
 from mirrored.tf._ops.generator import next_key, set_seed
+from mirrored.tf._ops.random_streams import drawing_element, element_key
 
 
 def seeding(set_random_seed: Callable[[int], None]) -> Callable[[int], None]:
@@ -34,7 +38,7 @@ class _Stream:
 
 
 def drawing(global_seed_generator: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps Keras' `global_seed_generator` to draw from `tf.random` in replicas and in compiled functions.
+    """Wraps Keras' `global_seed_generator` to draw from `tf.random` in replicas, compiled functions and datasets.
 
     Keras' own is a variable that compiled functions on JAX cannot use, so Keras raises an error there.
     """
@@ -42,8 +46,30 @@ def drawing(global_seed_generator: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(global_seed_generator)
     def generator() -> Any:
         here = ambient()
+        if element_draws() is not None:
+            return _Stream()
         if here.replica is None and here.store is None and is_eval(current_trace()):
             return global_seed_generator()
         return _Stream()
 
     return generator
+
+
+_pipelines: weakref.WeakKeyDictionary[Any, Pipelines] = weakref.WeakKeyDictionary()  # of each `SeedGenerator`
+
+
+def drawing_for_elements(next_seed: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `keras.random.SeedGenerator.next` to draw, in functions of datasets, numbers that depend on the element.
+
+    Threads of a pipeline would otherwise read and assign the generator's state at the same time.
+    """
+
+    @functools.wraps(next_seed)
+    def drawn(self: Any, ordered: bool = True) -> Any:
+        element = drawing_element()
+        if element is None:
+            return next_seed(self, ordered)
+        number = _pipelines.setdefault(self, Pipelines()).number_of(element.pipeline)
+        return jax.random.key_data(element_key(element, [int(np.asarray(self.state.value)[0])], number))
+
+    return drawn

@@ -1,0 +1,76 @@
+"""Draws of random keys: from the variable that holds a stream, and for one element in a function of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import current_trace, is_eval
+from mirrored._typing import Operand
+from mirrored.runtime.ambient import ambient, entered
+from mirrored.runtime.element_draws import DrewWhileTracing, ElementDraws, element_draws
+from mirrored.variables.state_lock import turn
+from mirrored.variables.variable import Variable
+
+
+def initial_state(seed: int) -> np.ndarray[Any, Any]:
+    # A seed is any Python int; all but its lowest 64 bits are dropped on purpose.
+    return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF, 0], np.uint32)
+
+
+def key_of(words: jax.Array) -> jax.Array:
+    """Creates a JAX random key from two 32-bit integers."""
+    return jax.random.wrap_key_data(words.astype(jnp.uint32), impl="threefry2x32")  # type: ignore[no-any-return]
+
+
+def advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
+    """Increments the counter by `draws`, and returns the key of the draw with index `own` among these draws."""
+    here = ambient()
+    if here.store is not None and here.store.captures and is_eval(current_trace()):
+        with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
+            return advance(state, draws, own)
+    with turn():  # other threads must not draw the same number
+        value = state.read_value()
+        state.assign(value + jnp.asarray([0, 0, draws], jnp.uint32), read_value=False)
+    return jax.random.fold_in(key_of(value[:2]), value[2] + jnp.asarray(own, jnp.uint32))
+
+
+def of_replica(key: jax.Array) -> jax.Array:
+    """Returns a key that differs for every replica; for replica 0, and outside `run`, it is `key` itself."""
+    replica = ambient().replica
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return key
+    index = jnp.asarray(replica.replica_id_in_sync_group, jnp.uint32)
+    return jnp.where(index == 0, key, jax.random.fold_in(key, index))
+
+
+def drawing_element() -> ElementDraws | None:
+    """Returns the random numbers of the dataset's function that is called; None outside of such functions.
+
+    A bare JAX transform in such a function counts as outside: it could not draw another number for each element.
+
+    Raises:
+        DrewWhileTracing: The function calls a compiled function, which is being traced.
+    """
+    element = element_draws()
+    if element is None or is_eval(current_trace()):
+        return element
+    store = ambient().store
+    if store is not None and store.captures:
+        raise DrewWhileTracing
+    return None
+
+
+def element_key(element: ElementDraws, words: Sequence[int], number: int) -> jax.Array:
+    """Draws once in a function of a dataset, and returns the key.
+
+    Args:
+        element: The random numbers of the element.
+        words: The seed of the stream.
+        number: The number of the pipeline among those that draw from the stream.
+    """
+    return key_of(jnp.asarray(element.next_words(*words, number)))
