@@ -117,3 +117,23 @@ def test_settings_are_adopted_by_other_threads_alone() -> None:
     thread.start()
     thread.join()
     assert dtypes == [np.float32, np.float64]
+
+
+@pytest.mark.parametrize("make", [PIPELINES["map, threads"], PIPELINES["prefetch"]])
+def test_threads_compute_outside_of_the_trace_in_which_they_start(make: Callable[[], Dataset]) -> None:
+    reading = iter(make())
+    assert jax.jit(lambda x: x + next(reading)[0])(1.0) == 1
+    assert np.allclose([next(reading)[0] for _ in range(19)], np.arange(1, 20) / 3)
+
+
+def test_the_input_thread_computes_outside_of_the_trace_in_which_it_starts() -> None:
+    def slow(x: Any) -> Any:
+        time.sleep(0.01)
+        return found(x)
+
+    dataset = mr.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(numbers().map(slow).batch(1))
+    reading = iter(dataset)
+    while not dataset.stats().uses_worker:
+        jax.eval_shape(lambda: next(reading)[0])
+    left = 20 - dataset.stats().batches
+    assert np.allclose([next(reading)[0][0] for _ in range(left)], np.arange(20 - left, 20) / 3)

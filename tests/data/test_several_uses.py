@@ -298,3 +298,17 @@ def test_a_position_that_does_not_fit_leaves_the_seed_of_the_step() -> None:
     with pytest.raises(mr.errors.MirroredError):
         iter(train).set_state({**state, "position": {"next_index": 1000}, "count": 1000})
     assert read(validation) == held_out
+
+
+def test_a_position_that_does_not_fit_leaves_the_number_of_the_next_pass() -> None:
+    """The batch that is handed out was read before the other passes."""
+    dataset = D.range(N).shuffle(N, seed=7)
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    reading = iter(strategy.experimental_distribute_dataset(dataset.batch(4)))
+    next(reading)
+    orders = [read(dataset) for _ in range(2)]
+    state = reading.get_state()
+    source = {**state["reader"]["source"], "position": {"next_index": 1000}, "count": 1000}
+    with pytest.raises(mr.errors.MirroredError):
+        reading.set_state({**state, "reader": {**state["reader"], "source": source}})
+    assert read(dataset) not in orders

@@ -7,20 +7,24 @@ import threading
 from collections.abc import Callable
 
 from mirrored._jax.dispatch import adopt_thread_state, capture_thread_state
+from mirrored._jax.traces import eager
 
 
 class Settings:
     """The JAX settings and context variables of the thread that creates this object, for threads that work for it.
 
     JAX's settings (``with jax.enable_x64(True):``, matmul precision, dtype promotion) belong to a thread. Without them
-    a function of the dataset would compute elements of another dtype or precision in another thread.
+    a function of the dataset would compute elements of another dtype or precision in another thread. A trace or tape
+    that is in progress is left out: it ends before the threads do.
 
     Attributes:
         reader: The thread that reads the elements, which keeps its own settings.
     """
 
     def __init__(self) -> None:
-        self._state, self._context = capture_thread_state(), contextvars.copy_context()
+        with eager():
+            self._state = capture_thread_state()
+        self._context = contextvars.copy_context()
         self._adopted = threading.local()
         self.reader = threading.get_ident()
 

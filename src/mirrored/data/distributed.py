@@ -257,12 +257,14 @@ class DistributedIterator(IteratedAsPython):
         """Replaces the reader by a new one at a position; if the position does not fit, the iteration stays there."""
         if self._reader.shares_position:  # reading ahead would move the new reader, too
             self._stop_reading()
+        handed = self._handed[1]
+        before = None if handed is None else self._reader.as_of_now(handed)  # opening a reader counts a pass
         reader = self._open_reader()
         try:
             steps = self._steps_of(reader)
             reader.set_state(position)
         except BaseException:
-            self._go_back(reader)
+            self._go_back(reader, before)
             raise
         self._feed.close()
         self._done = None
@@ -279,10 +281,10 @@ class DistributedIterator(IteratedAsPython):
                 remedy="create a new loader, distribute it and restore the position in its iterator",
             )
 
-    def _go_back(self, reader: Reader) -> None:
+    def _go_back(self, reader: Reader, before: Any) -> None:
         """Undoes the opening of a reader; goes on with it, where the iteration was, if the old reader is closed."""
         with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch
-            reader.set_state(self._handed[1])
+            reader.set_state(before)
             if reader.shares_position and self._done is None:
                 self._continue_with(reader, self._steps_of(reader))
                 return
