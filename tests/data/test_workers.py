@@ -16,11 +16,12 @@ import pytest
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
 
 PROGRAM = """
-import json, sys
+import json, pathlib, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 1)
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
 import numpy as np
+from mirrored.checkpoint import Checkpoint, read_manifest
 from mirrored.data import AutoShardPolicy, Dataset, Options, distribute_dataset, distribute_from_function
 from mirrored.errors import ArgumentError
 from mirrored.topology.device_assignment import DeviceAssignment
@@ -58,6 +59,11 @@ kept = tf.data.Dataset.range(64).filter(lambda _: tf.random.uniform([]) < 0.5)
 if sys.argv[2] == "0":
     next(iter(kept))
 found["random filter"] = [mine(distribute_dataset(Strategy, kept.batch(4))) for _ in range(2)]
+reading = iter(distribute_dataset(Strategy, shuffled.batch(16)))
+if sys.argv[2] == "0":
+    next(iter(shuffled.take(1)))
+path = Checkpoint(reading=reading).write(pathlib.Path(__file__).parent / "checkpoint")
+found["saved by both"] = [one.value.get("reader") for one in read_manifest(path).leaves.values() if one.value]
 try:
     distribute_dataset(Strategy, policy(Dataset.range(8).batch(4), AutoShardPolicy.FILE))
 except ArgumentError as error:
@@ -112,3 +118,5 @@ def test_each_worker_gets_the_shares_of_its_replicas(tmp_path: Path) -> None:
     assert first["random filter"][0] != first["random filter"][1]
     for epoch in zip(first["looked at by one worker"], second["looked at by one worker"], strict=True):
         assert sorted(number for worker in epoch for batch in worker for number in batch) == list(range(64))
+    (position,) = first["saved by both"]  # not one for each worker, which would fit only two workers
+    assert position["source"]["next_iteration"] == position["source"]["iteration"] + 2

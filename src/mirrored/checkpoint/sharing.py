@@ -17,6 +17,7 @@ from mirrored.checkpoint.leaves import Saved
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.writing import actual
 from mirrored.collectives.host_allgather import digest, host_allgather
+from mirrored.data.common_position import common_position
 from mirrored.errors import CheckpointError, CheckpointMismatchError, DamagedCheckpointError, MissingCheckpointError
 
 _WORKERS: Final = "__workers__"
@@ -44,8 +45,8 @@ def with_all_positions(manifest: Manifest, called: str) -> Manifest:
     leaves = dict(manifest.leaves)
     for name in own:
         values = [theirs.get(name) for theirs in everyone]
-        if any(to_json(value) != to_json(values[0]) for value in values):
-            leaves[name] = dataclasses.replace(leaves[name], value={_WORKERS: values})
+        common = common_position(values)
+        leaves[name] = dataclasses.replace(leaves[name], value={_WORKERS: values} if common is None else common)
     return dataclasses.replace(manifest, leaves=leaves)
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from mirrored._jax import distributed
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored.collectives.host_allgather import host_allgather
+from mirrored.data.common_position import common_position
 from mirrored.errors import ArgumentError, InputError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.private import (
@@ -240,7 +241,8 @@ def _of_all_workers(state: Any, is_shared: bool) -> Any:
     if not is_shared:
         return state
     everyone = host_allgather("BackupAndRestore", "collect the data positions of all workers", state)
-    return state if all(theirs == everyone[0] for theirs in everyone) else {_WORKERS: everyone}
+    common = common_position(everyone)
+    return {_WORKERS: everyone} if common is None else common
 
 
 def _restored(batches: KerasBatches, state: Any, passed: int) -> bool:
