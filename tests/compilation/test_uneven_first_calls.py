@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import queue
 import threading
 import warnings
@@ -214,8 +215,13 @@ def test_the_first_call_that_succeeds_is_checked():
         step(x)
 
 
-def test_elements_of_a_queue_are_taken_once():
-    rows: queue.Queue[float] = queue.Queue()
+class Rows(queue.Queue):
+    """A queue of the user's own class."""
+
+
+@pytest.mark.parametrize("make", [queue.Queue, queue.SimpleQueue, Rows, multiprocessing.SimpleQueue])
+def test_elements_of_a_queue_are_taken_once(make):
+    rows = make()
     rows.put(1.0)
     step = mr.function(lambda x: STRATEGY.run(lambda x, row: x.sum() + row, args=(x, jnp.asarray(rows.get()))))
     caller = threading.Thread(target=lambda: step(next(iter(batches(3)))), daemon=True)
@@ -223,6 +229,37 @@ def test_elements_of_a_queue_are_taken_once():
     caller.join(30)
     assert not caller.is_alive()
     assert rows.empty()
+
+
+def test_records_that_another_thread_appends_during_the_check_stay():
+    class Log:
+        def __init__(self):
+            self.scale, self.records, self.begins, self.ends = 1.0, [], threading.Event(), threading.Event()
+
+        def write(self):
+            for _ in range(2):  # in the call and in the check
+                assert self.begins.wait(60)
+                self.begins.clear()
+                self.records.append(1)
+                self.ends.set()
+
+    class Trainer:
+        def __init__(self):
+            self.log = Log()
+
+        @mr.function
+        def step(self, x):
+            self.log.begins.set()
+            assert self.log.ends.wait(60)
+            self.log.ends.clear()
+            return STRATEGY.run(lambda x: x.sum() * self.log.scale, args=(x,))
+
+    trainer = Trainer()
+    writing = threading.Thread(target=trainer.log.write)
+    writing.start()
+    trainer.step(next(iter(batches(3))))
+    writing.join()
+    assert trainer.log.records == [1, 1]
 
 
 def test_elements_that_another_thread_puts_during_the_check_stay():

@@ -37,9 +37,6 @@ class ContainerSnapshot:
     Args:
         container: A container that `is_container` accepts.
 
-    Attributes:
-        is_queue: Whether it is a queue, which other threads may use.
-
     Example:
         >>> rows = collections.deque([1, 2, 3])
         >>> before = ContainerSnapshot(rows)
@@ -53,8 +50,7 @@ class ContainerSnapshot:
     """
 
     def __init__(self, container: Any) -> None:
-        self.is_queue = type(container) in _QUEUES
-        self._container = container.queue if self.is_queue else container
+        self._container = container.queue if is_queue(container) else container
         self._before = self._content()
 
     def _content(self) -> list[Any]:
@@ -132,6 +128,11 @@ def _is_same_element(one: Any, other: Any) -> bool:
 def is_queue(value: object) -> bool:
     """Returns whether `value` is a queue of the standard library, which threads share."""
     return type(value) in _QUEUES
+
+
+def is_like_queue(value: object) -> bool:
+    """Returns whether `value` is a queue of any kind, such as `queue.SimpleQueue` or one of `multiprocessing`."""
+    return all(callable(getattr(type(value), name, None)) for name in ("get", "put", "empty"))
 
 
 def _is_subsequence(part: Sequence[Any], whole: Sequence[Any]) -> bool:

@@ -25,6 +25,7 @@ from mirrored.compilation.captured_objects import (
     attributes_of,
     has_base_of_library,
     is_container,
+    is_like_queue,
     is_queue,
     is_users,
     names_in,
@@ -65,6 +66,7 @@ class PythonState:
         self._iterators = [(where, value) for where, value in found if _is_iterator(value)]
         deep = list(nested(found))
         self.reaches_dataset = any(isinstance(value, IteratedAsPython) for _, value in deep)
+        self._reaches_queue = any(is_like_queue(value) for _, value in deep)
         near = {id(value) for _, value in self._iterators}
         moving = [(where, value) for where, value in deep if id(value) not in near and _may_move(value)]
         self._nested = [(where, Progress(value)) for where, value in moving]
@@ -135,14 +137,15 @@ class PythonState:
         rewound queue would lose what they have put there, and return again what they have taken. And a trace would wait
         for an element of an empty one.
         """
-        return not (self._iterators or self._nested or any(contents.is_queue for _, contents in self._containers))
+        return not (self._iterators or self._nested or self._reaches_queue)
 
     def rewind(self) -> None:
         """Restores the containers and random generators to their state before the trace.
 
-        These include the global generators of `random` and `numpy.random`, if the process had one thread.
+        These include the global generators of `random` and `numpy.random` if the process had one thread; otherwise they
+        are only the containers that the function uses.
         """
-        for _, contents in self._containers:
+        for _, contents in self._checked:
             contents.rewind()
         for _, generator, before in self._random:
             _restore(generator, before)
