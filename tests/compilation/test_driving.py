@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -386,6 +387,57 @@ def test_what_precedes_a_loop_over_a_dataset_of_the_object_runs_once(creates: bo
     trainer = Trainer()
     assert [trainer.epoch(), trainer.epoch()] == [8.0, 8.0]
     assert trainer.history == ([1, 2, 3] if creates else [1, 2])
+
+
+def test_a_function_that_takes_no_elements_of_its_dataset_is_compiled_from_the_second_call_on() -> None:
+    executions = []
+
+    @mr.function
+    def scaled(dataset: Any, x: Any) -> Any:
+        executions.append(x)
+        return x * len(dataset)
+
+    dataset = mr.data.Dataset.range(4)
+    assert [float(scaled(dataset, jnp.float32(x))) for x in range(4)] == [0, 4, 8, 12]
+    assert (len(executions), scaled.trace_count) == (2, 1)
+    assert float(scaled(mr.data.Dataset.range(5), jnp.float32(1))) == 5
+
+
+def test_a_function_takes_the_elements_that_a_compiled_function_takes_for_it() -> None:
+    executions = []
+
+    @mr.function
+    def total(dataset: Any) -> float:
+        return sum(float(x) for x in dataset)
+
+    @mr.function
+    def epoch(dataset: Any) -> float:
+        executions.append(None)
+        return total(dataset)
+
+    dataset = mr.data.Dataset.range(4)
+    assert [epoch(dataset) for _ in range(3)] == [6, 6, 6]
+    assert len(executions) == 3
+
+
+def test_an_error_before_the_loop_leaves_a_function_of_a_dataset_as_it_is() -> None:
+    executions = []
+
+    @mr.function
+    def epoch(dataset: Any, name: str) -> list[int]:
+        if name not in ("train", "validation"):
+            raise KeyError(name)
+        executions.append(name)
+        return [int(x) for x in dataset]
+
+    dataset = mr.data.Dataset.range(2)
+    for name in ("other", "train", "other", "validation"):
+        if name == "other":
+            with pytest.raises(KeyError, match="other"):
+                epoch(dataset, name)
+        else:
+            assert epoch(dataset, name) == [0, 1]
+    assert executions == ["train", "validation"]
 
 
 @pytest.mark.parametrize("decorate", [mr.function, tf.function], ids=["mirrored", "tf"])

@@ -86,7 +86,7 @@ class Function(Code):
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
         self._quick: dict[Hashable, Program] = {}
-        self._has_met_ragged = self._is_checked = self._draws = False
+        self._has_met_ragged = self._is_checked = self._takes_none = self._draws = False
         self._last: Arguments | None = None
         self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
@@ -136,9 +136,9 @@ class Function(Code):
             return self._call_eagerly(args, kwargs, here)
         if self._draws and element_draws() is not None:
             return self._as_python(*args, **kwargs)
+        if not self._takes_none and any(isinstance(leaf, IteratedAsPython) for leaf in arguments.leaves):
+            return self._call_with_dataset(args, kwargs)
         try:
-            if any(isinstance(leaf, IteratedAsPython) for leaf in arguments.leaves):
-                raise IteratedWhileTracing
             program = self._program(arguments, here)
         except IteratedWhileTracing:
             self._driver = Driver(self._alike, static_key)
@@ -149,6 +149,17 @@ class Function(Code):
         if quick is not None:
             self._quick[quick] = program
         return program(arguments.arrays, arguments)
+
+    def _call_with_dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a function with a dataset among its arguments as Python, to see whether it takes elements."""
+        self._driver = driver = Driver(self._alike, static_key)
+        try:
+            result = self._driven(args, kwargs)
+            self._takes_none = not driver.has_iterated
+        finally:
+            if not driver.has_iterated:
+                self._driver = None
+        return result
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments of one step, converted to `input_signature`, if any."""
@@ -215,13 +226,17 @@ class Function(Code):
 
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a function that iterates over a dataset in Python, and compiles each `strategy.run` in it."""
+        driver, outer = self._driver, ambient().driver
         try:
-            with within(driver=self._driver):
+            with within(driver=driver):
                 return self._as_python(*args, **kwargs)
         except EndOfElements as end:
             raise end.error from None
         except StopIteration as end:
             raise exhausted(self._name) from end
+        finally:
+            if driver is not None and outer is not None:
+                outer.has_iterated |= driver.has_iterated
 
     def _program(self, arguments: Arguments, here: Ambient) -> Program:
         # A `Function` never evicts a program. The key holds the strategies themselves, not their ids, because a new

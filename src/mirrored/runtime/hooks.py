@@ -232,8 +232,8 @@ class IteratedWhileTracing(BaseException):
 class IteratedAsPython:
     """Marker base class of datasets and their iterators.
 
-    A compiled function that has one among its arguments runs as Python from its first call on: a trace would execute
-    what precedes the loop once more.
+    The first call of a compiled function that has one among its arguments runs as Python: a trace would execute what
+    precedes the loop once more. If this call takes no elements, later ones are compiled.
     """
 
     __slots__ = ()
@@ -270,9 +270,11 @@ def note_iteration() -> None:
     Raises:
         IteratedWhileTracing: A function is being traced.
     """
-    store = ambient().store
-    if store is not None and store.captures:
+    here = ambient()
+    if here.store is not None and here.store.captures:
         raise IteratedWhileTracing
+    if here.driver is not None:
+        here.driver.has_iterated = True
 
 
 class Driver:
@@ -284,6 +286,9 @@ class Driver:
     Args:
         compile_function: Compiles a replica function.
         key_of: Returns the key of a value that is no function.
+
+    Attributes:
+        has_iterated: Whether the driven function has taken elements of a dataset.
     """
 
     compiles = True
@@ -295,6 +300,7 @@ class Driver:
         self._compiled: dict[Hashable, Any] = {}
         self._after: dict[int, Hashable] = {}  # by the id of a compiled function: the key after its last run
         self._variants: dict[Hashable, int] = {}
+        self.has_iterated = False
 
     def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
         """Returns the function that `strategy.run(function, args, kwargs)` calls in place of `function`."""
