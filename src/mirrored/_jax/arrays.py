@@ -350,17 +350,20 @@ def _put(
 ) -> jax.Array:
     # XLA fails with "bad_function_call" when it copies an empty buffer, so empty buffers are aliased.
     semantics = _ALIAS if aliases or not aval.size else _COPY
-    try:
-        placed: jax.Array = _xla_client.batched_device_put(
+
+    def placed(parts: Sequence[Any]) -> Any:
+        return _xla_client.batched_device_put(
             aval, sharding, parts, list(devices), True, host_buffer_semantics=semantics
         )
+
+    try:
+        array: jax.Array = placed(parts)
     except RuntimeError as error:
         # So does it when it copies parts that begin at one address, as those of `np.broadcast_to` do.
-        if "bad_function_call" not in str(error) or len(parts) == 1:
+        if "bad_function_call" not in str(error):
             raise
-        apart = [np.array(part) for part in parts]
-        return _put(aval, sharding, apart, devices, aliases)
-    return placed
+        array = placed([np.array(part) for part in parts])
+    return array
 
 
 # Converts typed PRNG keys, which NumPy cannot represent, to their data.
