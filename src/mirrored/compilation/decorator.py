@@ -44,10 +44,10 @@ def function(
     Datasets: a function that takes elements from a dataset or its iterator runs as Python at every call, and each
     function that it passes to `run` is compiled once. In the latter, too, globals and attributes are constants: pass a
     value that changes from step to step, such as a key, as an argument of `run`, or keep it in a `Variable`. (A new
-    value of a local variable that it closes over causes a new trace.) With a dataset among its arguments, a function runs
-    as Python at its first call; if it takes no elements, later calls are compiled. If the dataset is not an argument,
-    the first call executes the code before the loop twice. Its first changes to Python objects are undone, unless the
-    code creates variables or the dataset, or the function can reach a Python iterator or a queue.
+    value of a local variable that it closes over causes a new trace.) The first call with a dataset as an argument runs
+    as Python; if it takes no elements, later calls are compiled. If the dataset is not an argument, the first call
+    executes the code before the loop twice. Its first changes to Python objects are undone, unless the code creates
+    variables or the dataset, or the function can reach a Python iterator or a queue.
 
     Tapes: the first call under a tape traces two kinds of functions once more, which `trace_count` does not count. One
     reads a variable after assigning it: such a read has the derivative of the variable. The other calls `run` of a
