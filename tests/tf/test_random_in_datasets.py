@@ -190,7 +190,8 @@ def test_a_position_that_does_not_fit_leaves_the_numbers() -> None:
         reading.set_state({**state, "position": {"next_index": 1000}, "count": N, "cardinality": N})
     before = numbers(reading)
     reading = iter(dataset)
-    reading.set_state({**reading.get_state(), "draws": [*iter(dataset).get_state()["draws"][:1], 0, 1]})
+    draws = {**iter(dataset).get_state()["draws"], "pass": 0, "next_iteration": 1}
+    reading.set_state({**reading.get_state(), "draws": draws})
     assert [first, *before] == numbers(reading)
 
 

@@ -251,10 +251,10 @@ class DatasetIterator(IteratedAsPython):
         following = state.get("next_iteration", state["iteration"] + 1)
         # In earlier versions each dataset counted its own passes, so that positions of several ones differ.
         self._epochs.continue_with(max(following, 0 if "shared" in state else self._epochs.next), self._seeds)
-        number, count, following = state.get("draws", (0, 0, 0))
-        if number:  # positions of earlier versions and of other pipelines have none
-            self.draws = number, count
-            self._functions.continue_with(number, following)
+        draws = state.get("draws")
+        if draws and draws["number"]:  # positions of earlier versions and of other pipelines have none
+            self.draws = draws["number"], draws["pass"]
+            self._functions.continue_with(draws["number"], draws["next_iteration"])
         try:
             if state["position"] is not None:
                 self._cursor().set_state(state["position"], self._count)
@@ -273,8 +273,8 @@ class DatasetIterator(IteratedAsPython):
     def first_of(self, state: dict[str, Any]) -> Element:
         """Reads the first element of the pass of a position in a separate iterator; may raise StopIteration."""
         seeds = {**self._seeds, **dict(zip(map(id, seeded(self._node)), state["seeds"], strict=True))}
-        number, count, _ = state.get("draws", (*self.draws, 0))
-        cursor = self._node.cursor(self._run(state["iteration"], seeds, True, state.get("keys", 1), (number, count)))
+        draws = (state["draws"]["number"], state["draws"]["pass"]) if "draws" in state else self.draws
+        cursor = self._node.cursor(self._run(state["iteration"], seeds, True, state.get("keys", 1), draws))
         try:
             return next(cursor)
         finally:
@@ -348,7 +348,8 @@ class DatasetIterator(IteratedAsPython):
     def next_passes(self) -> dict[str, Any]:
         """The parts of a position that count the passes, also those over other datasets with the same operations."""
         following = max(self._functions.next, self.draws[1] + 1)  # less if `set_seed` has restarted the count
-        return {"next_iteration": self._epochs.next, "draws": [*self.draws, following]}
+        draws = {"number": self.draws[0], "pass": self.draws[1], "next_iteration": following}
+        return {"next_iteration": self._epochs.next, "draws": draws}
 
     def begin_as(self, iteration: int, seeds: list[int], draws: tuple[int, int]) -> None:
         """Replaces the numbers of the pass and the random seeds; must be called before the first element is read."""
