@@ -73,7 +73,20 @@ def count_and(first: float, second: float, third: float) -> Callable[[Any, Any],
     return lambda c, y: (c[0] + first, c[1] * second + y, c[2] + third)
 
 
+def nested(inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The step of `two_loops` whose second carry comes from a loop, which also computes `inner` of the first."""
+
+    def step(c: Any, y: Any) -> Any:
+        first, other = lax.fori_loop(0, 3, lambda i, pair: inner(*pair), (c[0], c[1]))
+        return lax.cond(y > 1.0, lambda: (first, other * 2.0), lambda: (first + 1.0, other)) + (c[2] + 1.0,)
+
+    return step
+
+
 EQUAL = {
+    "scan: nested loops and branches that differ in another carry": two_loops(
+        nested(lambda a, b: (a * 2.0 + 1.0, b * 3.0)), nested(lambda a, b: (a * 2.0 + 1.0, b * 4.0)), "scan"
+    ),
     **{
         f"{loop}: loops that differ in another carry": two_loops(
             count_and(1.0, 2.0, 1.0), count_and(1.0, 3.0, 1.0), loop
@@ -96,6 +109,22 @@ EQUAL = {
     "a checkpointed function": lambda x: jax.checkpoint(lambda x: (jnp.sin(x), jnp.sin(x)))(x),
 }
 UNEQUAL = {
+    "scan: nested loops that differ in this carry": two_loops(
+        nested(lambda a, b: (a * 2.0 + 1.0, b)), nested(lambda a, b: (a * 2.0 + 2.0, b)), "scan"
+    ),
+    "scan: nested loops that read a carry that differs": two_loops(
+        nested(lambda a, b: (a * 2.0 + b, b * 3.0)), nested(lambda a, b: (a * 2.0 + b, b * 4.0)), "scan"
+    ),
+    "while: conditions that read a carry that differs": lambda x: [
+        lax.while_loop(lambda c: c[1] < 9.0, lambda c, d=d: (c[0] + 1.0, c[1] + d), (x, x))[0] for d in (1.0, 2.0)
+    ],
+    "while: conditions that read a constant that differs": lambda x: [
+        lax.while_loop(lambda c, d=d: c[0] < d * x, lambda c: (c[0] + 1.0, c[1]), (x, x))[0] for d in (1.0, 2.0)
+    ],
+    "scan: a constant of one body in the place of a carry of the other": lambda x: (
+        lax.scan(lambda c, z: (c, c + x), x, jnp.arange(1.0))[1],
+        lax.scan(lambda c, z: ((c[1], c[1] + c[0]), None), (x, x), jnp.arange(1.0))[0][1],
+    ),
     **{
         f"{loop}: loops that differ in this carry": two_loops(count_and(1.0, 2.0, 1.0), count_and(4.0, 2.0, 1.0), loop)
         for loop in ("scan", "while")

@@ -30,6 +30,16 @@ def while_loop(x: Any) -> Any:
     return tf.while_loop(lambda i, total: i < 3, body, (tf.constant(0), tf.reduce_sum(x)))[1]
 
 
+def nested_loops(x: Any) -> Any:
+    total = tf.constant(0.0)
+    for step in tf.range(2):
+        for _ in tf.range(3):
+            total += tf.random.uniform([])
+        if step > 0:
+            total += tf.random.uniform([])
+    return total + tf.reduce_sum(x)
+
+
 def run(devices: int, function: Callable[[Any], Any]) -> list[Any]:
     tf.random.set_seed(3)
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=4)
@@ -39,7 +49,7 @@ def run(devices: int, function: Callable[[Any], Any]) -> list[Any]:
     return [np.asarray(one).tolist() for one in strategy.experimental_local_results(out)]
 
 
-@pytest.mark.parametrize("function", [mapped, repeated, while_loop])
+@pytest.mark.parametrize("function", [mapped, repeated, while_loop, nested_loops])
 def test_loops_draw_the_same_numbers_in_every_layout(function: Callable[[Any], Any]) -> None:
     found = [run(devices, function) for devices in (4, 2, 1)]
     assert found[0] == found[1] == found[2]

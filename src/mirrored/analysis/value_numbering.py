@@ -41,7 +41,7 @@ from mirrored._typing import HostArray
 from mirrored.analysis.dataflow import ALWAYS, DataflowRules, EquationDataflow, operands_in
 
 _Numbered = dict[Var, int]
-_Site = tuple[int, ...]
+_Site = tuple[Hashable, ...]
 
 
 class ValueNumbering:
@@ -65,6 +65,7 @@ class ValueNumbering:
         self._interned: dict[Hashable, int] = {}
         self._structures: dict[int, int] = {}
         self._results: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._functions: dict[int, list[int]] = {}
         self._kept: list[Any] = []  # Keeps jaxprs alive: an id identifies an object only during its lifetime.
         self.unequal: list[Any] = []
         self._of: _Numbered = {}
@@ -197,19 +198,34 @@ class ValueNumbering:
     def _left(
         self, eqn: JaxprEqn, loop: _LoopNumbering, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site
     ) -> int:
-        """Returns the number of result `j` of a loop, which depends only on the part of the body that computes it.
+        """Returns the number of result `j` of a loop, which depends only on what computes it in the body.
 
         Loops of two replicas may differ in other parts, such as in the replica id from which they derive a random key.
+        Two loops give the same result if the operands on which it depends have the same positions and numbers, and if
+        both bodies compute the result, and the carries on which it depends, by the same functions of their inputs.
         """
         known = self._opaque(eqn, j, flow, operands, here)
-        used = list(operands_in(flow.depends))
-        if flow.depends & ALWAYS or len(used) == len(operands):
+        if flow.depends & ALWAYS:
             return known
+        used = list(operands_in(flow.depends))
+        first = len(loop.of_cond) + loop.consts
+        computed = self._symbolic(loop.jaxpr)
+        part = [(i, computed[i]) for i in (*(k - first for k in used if 0 <= k - first < loop.carries), j)]
+        cond = None if loop.cond is None else self._symbolic(loop.cond)[0]
         params = tuple((name, self._key(eqn.params[name])) for name in ("length", "reverse") if name in eqn.params)
-        cond = None if loop.cond is None else self.structure(loop.cond)
-        part: Any = part_computing(loop.jaxpr, loop.consts, loop.carries, j, used, len(loop.of_cond))
-        key = ("part", eqn.primitive.name, params, cond, self._shape(part), j, *used)
-        return self._interned.setdefault((*key, *(operands[i] for i in used)), known)
+        key = ("loop", eqn.primitive.name, params, len(loop.of_cond), loop.consts, loop.carries, cond, *part)
+        return self._interned.setdefault((*key, *((i, operands[i]) for i in used)), known)
+
+    def _symbolic(self, jaxpr: Any) -> list[int]:
+        """Returns the numbers of a jaxpr's outputs as functions of its inputs, whatever the inputs are."""
+        found = self._functions.get(id(jaxpr))
+        if found is None:
+            inputs = [self._intern(("parameter", i, str(var.aval))) for i, var in enumerate(jaxpr.invars)]
+            noted = len(self.unequal)
+            found = self._functions[id(jaxpr)] = self._run(jaxpr, inputs, ("parameter", id(jaxpr)))
+            del self.unequal[noted:]  # For the actual inputs, the conditions may be equal.
+            self._kept.append(jaxpr)
+        return found
 
     def _intern(self, key: Hashable) -> int:
         return self._interned.setdefault(key, len(self._interned))
@@ -281,42 +297,6 @@ class _LoopNumbering:
     carries: int
     cond: Any = None
     of_cond: Sequence[int] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """The part of a jaxpr that computes some of its outputs, with all inputs of the jaxpr."""
-
-    constvars: Sequence[Any]
-    invars: Sequence[Any]
-    eqns: Sequence[Any]
-    outvars: Sequence[Any]
-    consts: Sequence[Any]
-
-
-def part_computing(body: Any, consts: int, carries: int, j: int, used: Sequence[int], of_cond: int) -> _Part:
-    """Returns the part of a loop's body that computes result `j`, and the carries on which that depends.
-
-    Args:
-        body: The body.
-        consts: The number of its constants.
-        carries: The number of its carries.
-        j: The position of the result: a carry or, after these, an output of each iteration.
-        used: The operands of the loop on which the result depends, among them the initial values of carries.
-        of_cond: The number of operands before those of the body: the constants of the condition.
-    """
-    first = of_cond + consts
-    wanted = [i - first for i in used if first <= i < first + carries]
-    outvars = [body.outvars[i] for i in dict.fromkeys([*wanted, j])]
-    needed = {var for var in outvars if not isinstance(var, Literal)}
-    eqns = []
-    for eqn in reversed(body.eqns):
-        if not needed.isdisjoint(eqn.outvars):
-            eqns.append(eqn)
-            needed.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
-    held = [pair for pair in zip(body.constvars, constants_of(body), strict=False) if pair[0] in needed]
-    variables = [var for var, _ in held] if constants_of(body) else body.constvars
-    return _Part(variables, body.invars, eqns[::-1], outvars, [value for _, value in held])
 
 
 def _classes(keys: Sequence[Hashable]) -> list[int]:
