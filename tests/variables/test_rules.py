@@ -12,6 +12,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.errors import VariableError
+from mirrored.testing import Way
 
 FLOATS = [2.7, 2.0, [2.7], (2, 2.7)[1:], np.float32(2.7), np.float64(2.7), np.array([2.7]), jnp.float32(2.7), 2 + 1j]
 
@@ -151,3 +152,14 @@ def test_a_typed_key_is_a_value_like_others(compiled: bool, devices: int) -> Non
     assert jax.random.key_data(state.read_value()).tolist() == jax.random.key_data(new).tolist()
     for value in strategy.experimental_local_results(drawn):
         assert float(value) == pytest.approx(float(jax.random.normal(own)))
+
+
+@pytest.mark.ways(modes=("eager", "compiled", "folded"), replicas=(2,))
+@pytest.mark.parametrize("number", [np.mean(np.full(3, 2.0)), np.float32(2.0), np.int64(2)], ids=type)
+def test_numbers_of_numpy_are_summed_as_arrays_are(way: Way, number: Any) -> None:
+    """A `numpy.float64`, as `numpy.mean` returns it, is also a Python float, which is one value for all replicas."""
+    with way.strategy.scope():
+        total = mr.Variable(1.0, aggregation="SUM")
+    step = way.compile(lambda: way.strategy.run(lambda: total.assign_add(number)))
+    step()
+    assert float(total.numpy()) == 5.0

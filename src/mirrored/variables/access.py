@@ -427,7 +427,8 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
 def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
     """Returns the aggregate of the values that the replicas assign, one per local replica."""
     aggregation, first = assignment.variable.aggregation, payloads[0]
-    are_numbers = all(isinstance(payload, (bool, int, float, complex)) for payload in payloads)
+    # `numpy.float64` is a Python float, too; like other NumPy numbers it is an array, one per replica.
+    are_numbers = all(isinstance(one, (bool, int, float, complex)) and not hasattr(one, "dtype") for one in payloads)
     if are_numbers and runner.are_equal(payloads):
         return _one_number(assignment, first)
     arrays = [assignment.term(payload) for payload in payloads]
