@@ -257,14 +257,18 @@ class EagerRunner(ReplicaRunner):
         # Another worker may have what all replicas of this one lack, so the workers exchange what they have.
         question = f"all-reduce {log_label(op)} of {len(columns)} arrays (in an eager run)"
         own = [None if column is None else [str(column[0].dtype), list(column[0].shape)] for column in columns]
-        everyone = host_allgather("Strategy.run", question, own)
-        types = [one_type(place, theirs) for place, theirs in enumerate(zip(*everyone, strict=True))]
+        is_recorded = _has_recorded([column for column in columns if column is not None])
+        everyone = host_allgather("Strategy.run", question, [own, is_recorded])
+        kinds_of_all = zip(*(kinds for kinds, _ in everyone), strict=True)
+        types = [one_type(place, kinds) for place, kinds in enumerate(kinds_of_all)]
+        # A reduction that the tape of any worker records compares the calls again (`_reduce_apart`): all must do so.
+        reduce = self.reduce if any(recorded for _, recorded in everyone) else self._reduce_compared
         arrays = [
             [jnp.zeros(kind[1], kind[0])] * self.num_local if column is None else column
             for column, kind in zip(columns, types, strict=True)
             if kind is not None
         ]
-        results = iter(self._all_reduce(op, arrays, self._reduce_compared) if arrays else [])
+        results = iter(self._all_reduce(op, arrays, reduce) if arrays else [])
         return [None if kind is None else next(results) for kind in types]
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -56,8 +56,20 @@ def _missing_gradients(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     }
 
 
+def _under_a_tape(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    """The tape of one replica records an all-reduce of arrays that the other one lacks."""
+    with strategy.scope():
+        weight = mr.Variable(jnp.ones(3), name="weight")
+
+    def reduced() -> Any:
+        with mr.GradientTape():
+            return mr.get_replica_context().all_reduce("SUM", [weight * 2.0 if _replica() else None])[0]
+
+    return {"taped": np.asarray(strategy.experimental_local_results(strategy.run(reduced))[0]).tolist()}
+
+
 def outcome(strategy: mr.MirroredStrategy) -> dict[str, Any]:
-    return {**_numbers(strategy), **_missing_gradients(strategy)}
+    return {**_numbers(strategy), **_missing_gradients(strategy), **_under_a_tape(strategy)}
 
 
 if __name__ == "__main__":
