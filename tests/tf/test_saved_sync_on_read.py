@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
+from mirrored.errors import ArgumentError
 
 AGGREGATIONS = {"SUM": 3.0, "MEAN": 1.5, "ONLY_FIRST_REPLICA": 1.0}
 
@@ -54,6 +55,24 @@ def test_a_saved_program_reads_and_assigns_the_aggregate(aggregation: str, tmp_p
     assert float(loaded(tf.zeros([2]))) == expected
     assert float(loaded.count(2.0)) == expected + 7
     assert float(loaded.seen.numpy()) == expected + 7
+
+
+@pytest.mark.parametrize("how", ["reads", "assigns"])
+def test_a_program_that_uses_components_is_refused(how: str, tmp_path: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    class Running(Counter):
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])  # type: ignore[untyped-decorator]
+        def per_replica(self, x: Any) -> Any:
+            def replica(x: Any) -> Any:
+                return self.seen + x if how == "reads" else self.seen.assign(x)
+
+            return strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+
+    with strategy.scope():
+        module = Running("SUM")
+    with pytest.raises(ArgumentError, match="exported function reads or assigns sync-on-read variable"):
+        tf.saved_model.save(module, tmp_path)
 
 
 @pytest.mark.parametrize("how", ["export", "save"])

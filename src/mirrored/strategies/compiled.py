@@ -29,7 +29,7 @@ from mirrored.analysis.loss_scale_check import check_loss_scale
 from mirrored.analysis.loss_scaling import LossScaling
 from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
-from mirrored.errors import StructureError
+from mirrored.errors import ArgumentError, StructureError
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.staged_values import Captured
@@ -134,6 +134,8 @@ class _Run:
         self._outermost.rereads |= self._runner.store.rereads
         self._outer_store.differentiated -= self._runner.store.staged.keys()
         self._outer_store.differentiated |= self._runner.store.differentiated
+        if self._outer_store.aggregates:
+            self._refuse_components(body)
         analysis = self._analysis(body)
         body = self._without_gradients(self._without_enclosed(body, analysis), analysis)
         if self._fixed_order:
@@ -141,6 +143,19 @@ class _Run:
             analysis = self._analysis(body)
         self._check_replicated(body, analysis)
         return self._bind(body)
+
+    def _refuse_components(self, body: Body) -> None:
+        """Raises an error if replicas read or assign a variable whose components an exported program does not have."""
+        sources = [one.source for one in body.constants if isinstance(one, CaptureTracer)]
+        used = [one.variable for one in (*sources, *self._assigned) if isinstance(one, (Captured, Assigned))]
+        components = [variable for variable in used if variable.per_replica]
+        if components:
+            raise ArgumentError(
+                "Strategy.run",
+                found=f"an exported function reads or assigns sync-on-read variable {components[0].name!r} on replicas",
+                rule="after loading, a sync-on-read variable has one value, the aggregate, and no components",
+                remedy="export a function that does not call run, and reads the variable there",
+            )
 
     def _without_enclosed(self, body: Body, analysis: ReplicationCheck) -> Body:
         """Checks that merges capture and read equal arrays on all replicas; drops these from the outputs."""
