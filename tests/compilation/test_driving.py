@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -418,6 +419,38 @@ def test_a_function_takes_the_elements_that_a_compiled_function_takes_for_it() -
     dataset = mr.data.Dataset.range(4)
     assert [epoch(dataset) for _ in range(3)] == [6, 6, 6]
     assert len(executions) == 3
+
+
+def test_what_another_thread_assigns_while_the_code_before_the_loop_is_traced_stays() -> None:
+    class Log:
+        def __init__(self) -> None:
+            self.written, self.begins, self.ends = 0, threading.Event(), threading.Event()
+
+        def write(self) -> None:
+            for _ in range(2):  # in the trace and in the call
+                assert self.begins.wait(60)
+                self.begins.clear()
+                self.written += 1
+                self.ends.set()
+
+    log, dataset = Log(), mr.data.Dataset.range(2)
+
+    class Trainer:
+        epochs = 0
+
+        @mr.function
+        def epoch(self) -> list[int]:
+            self.epochs += 1
+            log.begins.set()
+            assert log.ends.wait(60)
+            log.ends.clear()
+            return [int(x) for x in dataset]
+
+    trainer, writing = Trainer(), threading.Thread(target=log.write)
+    writing.start()
+    assert trainer.epoch() == [0, 1]
+    writing.join()
+    assert (trainer.epochs, log.written) == (1, 2)
 
 
 def test_an_error_before_the_loop_leaves_a_function_of_a_dataset_as_it_is() -> None:

@@ -242,6 +242,12 @@ def names_in(code: types.CodeType) -> tuple[set[str], set[str]]:
     return names, attributes
 
 
+def assigned_in(code: types.CodeType) -> set[str]:
+    """Returns the attribute names to which a code object and its nested functions assign."""
+    stored = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    return stored.union(*(assigned_in(one) for one in code.co_consts if isinstance(one, types.CodeType)))
+
+
 def attributes_of(owner: object) -> dict[str, Any]:
     """Returns the data attributes of an object of a user-defined class.
 

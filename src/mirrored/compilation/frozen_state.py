@@ -335,7 +335,12 @@ def _used_by_code(containers: _Containers, found: Sequence[tuple[str, Any]], nam
 
 
 def _names_of_code(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) -> set[str]:
-    """Returns the attributes that the code names which a function may run.
+    """Returns the attributes that the code names which a function may run (`codes_of`)."""
+    return set().union(*(names_in(code)[1] for code in codes_of(functions, deep)))
+
+
+def codes_of(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) -> list[types.CodeType]:
+    """Returns the code that a function may run.
 
     This is its own code, that of functions that it can reach, and, of the user's objects that it can reach, that of
     their operators, of the methods that any of this code names, and of all methods where a library may call them, as
@@ -353,13 +358,14 @@ def _names_of_code(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) ->
         for name, part in own:
             methods.setdefault(name, []).append(_function_of(part))
         called |= {name for name, _ in own if has_base_of_library(kind) or name.startswith("__")} - _OF_LIFETIMES
-    names: set[str] = set()
+    found: list[types.CodeType] = []
     while waiting or called:
         waiting += (one for name in called for one in methods.pop(name))
-        for code in (getattr(_plain(one)[0], "__code__", None) for one in waiting):
-            names |= set() if code is None else names_in(code)[1]
+        codes = [code for one in waiting if (code := getattr(_plain(one)[0], "__code__", None)) is not None]
+        found += codes
+        names = set().union(*(names_in(code)[1] for code in codes))
         waiting, called = [], names & methods.keys()
-    return names
+    return found
 
 
 def _function_of(member: Any) -> Any:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from mirrored.compilation.captured_objects import attributes_of, is_users, names_in, nested
-from mirrored.compilation.frozen_state import within_reach
+from mirrored.compilation.captured_objects import (
+    assigned_in,
+    attributes_of,
+    has_base_of_library,
+    is_users,
+    names_in,
+    nested,
+)
+from mirrored.compilation.frozen_state import codes_of, within_reach
 
 _MISSING: Final = object()
 
@@ -24,13 +32,16 @@ class Names:
     def __init__(self, function: Callable[..., Any], leaves: Sequence[Any]) -> None:
         functions: list[Any] = []
         found = [("", leaf) for leaf in leaves] + within_reach(function, functions)
-        deep = [value for _, value in nested(found)]
+        reached = list(nested(found))
+        deep = [value for _, value in reached]
+        # With several threads, another one may assign the other attributes at any time.
+        self._assigned = None if threading.active_count() == 1 else _assigned(functions, reached)
         functions += [value for value in deep if isinstance(value, types.FunctionType) and is_users(value)]
         cells = {id(cell): cell for one in functions for cell in one.__closure__ or ()}
         self._cells = [(cell, _content(cell)) for cell in cells.values()]
         self._globals = [(one.__globals__, _named(one)) for one in functions]
         owners = (value for value in deep if is_users(type(value)))
-        self._attributes = [(owner, own) for owner in owners if (own := _own_attributes(owner))]
+        self._attributes = [(owner, self._own_attributes(owner)) for owner in owners]
 
     def rewind(self) -> None:
         """Restores the values of all names."""
@@ -44,12 +55,27 @@ class Names:
             for name, _ in _changes(kept, {name: names[name] for name in kept if name in names}):
                 names[name] = kept[name]
         for owner, kept in self._attributes:
-            for name, before in _changes(kept, _own_attributes(owner)):
+            for name, before in _changes(kept, self._own_attributes(owner)):
                 with contextlib.suppress(AttributeError, TypeError):  # the class forbids it
                     if before is _MISSING:
                         object.__delattr__(owner, name)
                     else:
                         object.__setattr__(owner, name, before)
+
+    def _own_attributes(self, owner: object) -> dict[str, Any]:
+        own = _own_attributes(owner)
+        if self._assigned is None or has_base_of_library(type(owner)):
+            return own
+        return {name: value for name, value in own.items() if name in self._assigned}
+
+
+def _assigned(functions: Sequence[Any], reached: Sequence[tuple[str, Any]]) -> set[str] | None:
+    """Returns the attributes that the code assigns which a function may run; None if it may assign others."""
+    codes = codes_of(functions, reached)
+    named = [names_in(code) for code in codes]
+    if any("setattr" in names or "vars" in names or "__dict__" in attributes for names, attributes in named):
+        return None
+    return set().union(*(assigned_in(code) for code in codes))
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
