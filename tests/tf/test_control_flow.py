@@ -345,3 +345,15 @@ def test_recomputed_dropout_in_replicas(wrap: Any) -> None:
     found, gradient = wrap(lambda: strategy.run(step))()
     np.testing.assert_allclose(found, gradient)
     assert set(np.unique(found)) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize(("devices", "wrap"), [(1, lambda f: f), (2, lambda f: f), (1, tf.function)])
+def test_recompute_grad_refuses_an_assignment_that_aggregates(devices: int, wrap: Wrap) -> None:
+    """The replicas would have to wait for each other inside of it. Eager runs raised errors of JAX."""
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=2)
+    with strategy.scope():
+        mean = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN, trainable=False)
+    step = wrap(lambda: strategy.run(lambda: tf.recompute_grad(lambda x: mean.assign(x))(tf.constant(1.0))))
+    with tf.GradientTape(), pytest.raises(mr.errors.MergeError, match="under a JAX transform"):
+        step()
+    assert float(mean.numpy()) == 0

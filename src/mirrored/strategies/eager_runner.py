@@ -19,7 +19,7 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import key_data
 from mirrored._jax.boxes import has_payload, payload_of
 from mirrored._jax.placement import movable
-from mirrored._jax.traces import Tracer, current_trace, is_differentiated
+from mirrored._jax.traces import Tracer, current_trace, is_differentiated, is_staging_above, recording_parent
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.reduce_op import log_label
@@ -29,7 +29,7 @@ from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, is_tracked, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.lockstep import LockStep, carry
-from mirrored.runtime.merge import Merge
+from mirrored.runtime.merge import Merge, is_outside, refused
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.staged_values import StagedAssignment
 from mirrored.runtime.variable_store import ReplicaStore
@@ -227,6 +227,8 @@ class EagerRunner(ReplicaRunner):
         return self.device_assignment.num_replicas, self.device_assignment.addressable_replicas[local]
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
+        if is_staging_above(recording_parent(current_trace()), self.base_trace) and not is_outside(self):
+            raise refused(merge)  # an assignment in `tf.recompute_grad`, whose trace is that of one replica
         try:
             return self._lockstep.run_merge(merge, payload)
         finally:
