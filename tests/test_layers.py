@@ -194,6 +194,11 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def test_no_module_is_long():
+    lengths = {path.relative_to(SOURCE).as_posix(): len(path.read_text().splitlines()) for path in sources()}
+    assert {name: lines for name, lines in lengths.items() if lines > 450} == {}
+
+
 def test_every_package_has_a_level():
     assert {package_of(path) for path in sources()} <= set(LEVEL)
 

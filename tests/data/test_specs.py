@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mirrored.data import Dataset
-from mirrored.data.readers import Layout
+from mirrored.data.layout import Layout
 from mirrored.data.specs import ArraySpec, empty_batch, from_json, spec_of, to_json
 from mirrored.errors import ArgumentError, StructureError
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from mirrored.checkpoint import deferred
+from mirrored.checkpoint.accepted_parts import checked_part, checked_root
 from mirrored.checkpoint.deferred import NoticingDict, NoticingList, noticing
 from mirrored.checkpoint.directory import as_path, following
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.immutable_parts import ArraysSaved, log_replaced, log_unassigned
-from mirrored.checkpoint.keras_slots import keras_slots
-from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_position, is_number, leaf_of
+from mirrored.checkpoint.leaves import Leaf, VariableLeaf
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
-from mirrored.checkpoint.objects import Part, can_keep, has_slots, is_container, is_open, keras_leaf, root_parts
+from mirrored.checkpoint.objects import Part, can_keep, root_parts
 from mirrored.checkpoint.places import Attribute, Place, Root, refuse_private
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
@@ -97,7 +97,7 @@ class Checkpoint:
         vars(self).update(_writer=Writer(), _restoration=None, _keepers=[], _saved={}, _arrays={}, _told=set())
         self._saving = threading.RLock()
         if root is not None:
-            self._root["root"] = _checked_root(root)
+            self._root["root"] = checked_root(root)
         for name, part in parts.items():
             refuse_private(name)
             self._check_free(name, part)
@@ -142,7 +142,7 @@ class Checkpoint:
                 remedy=f"pass the object under another name than {name!r}",
             )
         value = value.data if isinstance(value, (NoticingList, NoticingDict)) else value  # `checkpoint.part += [...]`
-        self._parts[name] = _checked(name, value)
+        self._parts[name] = checked_part(name, value)
         for saved in self._saved.values():
             saved.discard(name)
         if self._restoration is not None:
@@ -431,30 +431,3 @@ class Checkpoint:
     def _stop_waiting(self) -> None:
         deferred.stop(self, self._keepers)
         self._restoration, self._keepers = None, []
-
-
-def _checked(name: str, part: object) -> Any:
-    can_hold = is_open(part) or is_container(part) or is_number(part) or has_position(part)
-    if part is None or isinstance(part, type) or not (can_hold or leaf_of(part, Root({}, "")) is not None):
-        raise ArgumentError(
-            "Checkpoint",
-            found=f"{name}={part!r}"[:200] + " holds no state",
-            rule="each keyword argument must hold state: variables, arrays, numbers, or an object with get_state and "
-            "set_state",
-            remedy="pass an object that holds state; for a dataset pass its iterator: dataset_iterator=iter(dataset)",
-        )
-    return part
-
-
-def _checked_root(root: object) -> Any:
-    is_optimizer = has_slots(root) or keras_slots(root) is not None
-    if is_optimizer or keras_leaf(root) is not None or leaf_of(root, Root({}, "")) is not None:
-        kind = "optimizer" if is_optimizer else "value"
-        raise ArgumentError(
-            "Checkpoint",
-            found=f"the root is {'an optimizer' if is_optimizer else 'a single value'} ({type(root).__name__})",
-            rule="the root must be an object whose attributes hold state, such as a model; optimizers, variables and "
-            "arrays need a name",
-            remedy=f"pass it by name: Checkpoint({kind}={kind})",
-        )
-    return _checked("root", root)

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from mirrored._typing import PyTree
-from mirrored.collectives.host_allgather import host_allgather
 from mirrored.data.calling import function_seconds, taking_turn
 from mirrored.data.feed import Feed, FeedItem, InputStats, StopFlag, close_at_exit, warn_exhausted
 from mirrored.data.input_options import InputOptions
-from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Optional
+from mirrored.data.options import Optional
 from mirrored.data.placement import Placer
 from mirrored.data.readers import Reader
 from mirrored.data.specs import elements_html
@@ -398,31 +397,6 @@ class DistributedDataset(IteratedAsPython):
 
     def __getattr__(self, name: str) -> NoReturn:
         refuse_transformation("DistributedDataset", name)
-
-
-def agreed_cardinality(dataset: DistributedDataset, called: str) -> int:
-    """Returns the number of steps in a pass over the data of all workers, or a constant such as UNKNOWN_CARDINALITY.
-
-    Workers that read their own data may have different numbers of batches. They continue while any of them has data.
-
-    Context: all workers of a job call it.
-
-    Args:
-        dataset: The dataset.
-        called: What the user called, for messages.
-    """
-    own = dataset.cardinality
-    placer = dataset._placer
-    if not (placer.spans_processes and placer.own_batches):
-        return own
-    everyone: list[int] = host_allgather(called, "count the batches of a distributed dataset", own)
-    endless, finite = INFINITE_CARDINALITY in everyone, [count for count in everyone if count != INFINITE_CARDINALITY]
-    ends_together = dataset._options.last_batch == "drop"
-    if endless and not (ends_together and finite):
-        return INFINITE_CARDINALITY
-    if UNKNOWN_CARDINALITY in finite:
-        return UNKNOWN_CARDINALITY
-    return min(finite) if ends_together else max(finite)
 
 
 def refuse_transformation(kind: str, name: str) -> NoReturn:

@@ -15,51 +15,15 @@ from mirrored.data.cursors import beyond_end, read_again
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.input_options import InputOptions
+from mirrored.data.layout import Layout
 from mirrored.data.placement import Placer, batch_size, pad
 from mirrored.data.sources import Source
-from mirrored.data.specs import empty_batch, from_json, spec_of, to_json
 from mirrored.errors import ArgumentError, StructureError
 
 _CALLED = "next(iterator)"
 
 
 _NOTHING: Final = object()
-
-
-class Layout:
-    """A record of the structure, shapes and dtypes of the latest batch, from which an empty batch can be created.
-
-    A worker that is restored from a position at the end of its own data reads no batch that could show what its empty
-    batches look like. The saved position therefore contains the layout.
-    """
-
-    def __init__(self) -> None:
-        self._is_kept = False
-        self._spec: Any = None
-
-    def keep(self) -> None:
-        """Turns on recording of the batches' structure; must be called before the first batch is read."""
-        self._is_kept = True
-
-    def note(self, read: Element | list[Element]) -> None:
-        """Records the structure, shapes and dtypes of a batch, if `keep` was called."""
-        if self._is_kept:
-            self._spec = spec_of(read)
-
-    def empty(self) -> Any:
-        """Returns a batch with 0 examples of the recorded structure; None if no structure was recorded."""
-        return None if self._spec is None else empty_batch(self._spec)
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the recorded batch structure as part of a reader's saved state."""
-        try:
-            return {} if self._spec is None else {"layout": to_json(self._spec)}
-        except TypeError:  # without it, the restored reader asks its source
-            return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the recorded batch structure from a reader's saved state."""
-        self._spec = from_json(state["layout"]) if "layout" in state else None
 
 
 class Reader(Protocol):

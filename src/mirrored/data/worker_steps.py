@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import jax
 import numpy as np
@@ -13,10 +13,14 @@ from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
+from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.placement import Placer
 from mirrored.data.readers import GlobalBatches, Reader, is_power_of_two
 from mirrored.errors import DisagreementError
 from mirrored.values.distributed_values import PerReplica
+
+if TYPE_CHECKING:
+    from mirrored.data.distributed import DistributedDataset
 
 _CALLED: Final = "next(iterator)"
 
@@ -188,3 +192,28 @@ def _nothing(workers: Sequence[int]) -> DisagreementError:
         remedy="give every worker at least one batch (use fewer workers, or more files), or state the shapes: "
         "Dataset.from_generator(function, output_signature=...)",
     )
+
+
+def agreed_cardinality(dataset: DistributedDataset, called: str) -> int:
+    """Returns the number of steps in a pass over the data of all workers, or a constant such as UNKNOWN_CARDINALITY.
+
+    Workers that read their own data may have different numbers of batches. They continue while any of them has data.
+
+    Context: all workers of a job call it.
+
+    Args:
+        dataset: The dataset.
+        called: What the user called, for messages.
+    """
+    own = dataset.cardinality
+    placer = dataset._placer
+    if not (placer.spans_processes and placer.own_batches):
+        return own
+    everyone: list[int] = host_allgather(called, "count the batches of a distributed dataset", own)
+    endless, finite = INFINITE_CARDINALITY in everyone, [count for count in everyone if count != INFINITE_CARDINALITY]
+    ends_together = dataset._options.last_batch == "drop"
+    if endless and not (ends_together and finite):
+        return INFINITE_CARDINALITY
+    if UNKNOWN_CARDINALITY in finite:
+        return UNKNOWN_CARDINALITY
+    return min(finite) if ends_together else max(finite)

@@ -23,7 +23,7 @@ from mirrored._jax.inlining import stage
 from mirrored._jax.jaxprs import equations_in
 from mirrored._jax.local_collectives import PLACEHOLDERS
 from mirrored._jax.placement import unplaced
-from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
+from mirrored._jax.traces import CaptureTracer, belongs_to, current_trace
 from mirrored._jax.trees import Structure
 from mirrored.analysis.loss_scale_check import check_loss_scale
 from mirrored.analysis.loss_scaling import LossScaling
@@ -47,7 +47,7 @@ from mirrored.strategies.checks import (
 )
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.padding import contain
-from mirrored.strategies.tracing_runner import Passed, TracingRunner, as_passed
+from mirrored.strategies.tracing_runner import TracingRunner, as_passed, origin_of
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
@@ -247,7 +247,7 @@ class _Run:
 
     def _analysis(self, body: Body) -> ReplicationCheck:
         """Returns the replication check of a body; it also answers for the body with fewer outputs (`Body.giving`)."""
-        origins = [_origin(constant) for constant in body.constants]
+        origins = [origin_of(constant) for constant in body.constants]
         origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
         return check_replication(body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None)
 
@@ -444,18 +444,3 @@ class _Component:
 
 def _how(analysis: ReplicationCheck, atoms: Sequence[Any]) -> str:
     return f". How the replicas' values diverge:\n{analysis.explain(atoms)}\n"
-
-
-def _origin(constant: object) -> Origin:
-    source = constant.source if isinstance(constant, CaptureTracer) else None
-    if isinstance(source, Captured):
-        varies = source.variable.per_replica
-        label = f"{'sync-on-read ' if varies else ''}variable {source.variable.name!r}"
-        # `separates_reads` gives each local replica a tracer of its own for the same value.
-        local = source.local if varies else None
-        return Origin(label, varies=varies, identity=("variable", id(source.variable), local))
-    if isinstance(source, Passed):
-        return Origin("a value from outside run", varies=False, identity=("value", id(source.value)))
-    if isinstance(constant, Tracer):
-        return Origin("a value from outside run", varies=False)
-    return Origin.constant(constant)

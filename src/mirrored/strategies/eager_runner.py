@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import key_data
 from mirrored._jax.boxes import has_payload, payload_of
 from mirrored._jax.placement import movable
 from mirrored._jax.traces import Tracer, current_trace, is_differentiated, is_staging_above, recording_parent
@@ -33,8 +32,9 @@ from mirrored.runtime.merge import Merge, is_outside, refused
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.staged_values import StagedAssignment
 from mirrored.runtime.variable_store import ReplicaStore
-from mirrored.strategies.checks import OutSpecs, as_array, checked_components, would_differ
+from mirrored.strategies.checks import OutSpecs, as_array, checked_components
 from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.equal_bits import bits_of, check_equal_bits
 from mirrored.strategies.gathered_shapes import one_type
 from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
@@ -47,7 +47,6 @@ from mirrored.variables.storage import placed, uncommitted
 if TYPE_CHECKING:
     from mirrored.collectives.reduce_op import ReduceOp
     from mirrored.strategies.strategy import Strategy
-    from mirrored.variables.variable import Variable
 
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 
@@ -93,7 +92,7 @@ class EagerReplicaStore(ReplicaStore):
         if variable.per_replica:
             return stack_components(components, self._runner.device_assignment)
         if not structures.identical(components):
-            _check_equal(variable, components, where)
+            check_equal_bits(variable, components, where)
         return self._runner.whole(components)
 
     def split(self, value: object, replica: int) -> Any:
@@ -184,7 +183,7 @@ class EagerRunner(ReplicaRunner):
         for label, components in leaves.items():
             payloads = [payload_of(component) for component in components]
             if not structures.identical(components):
-                checked_components(payloads, lambda value: _bits(value), label)
+                checked_components(payloads, lambda value: bits_of(value), label)
             if isinstance(payloads[0], _DATA) and not isinstance(payloads[0], Tracer):
                 values[label] = payloads[0]
         if self._spans:
@@ -429,24 +428,6 @@ def _has_recorded(arrays: Sequence[Sequence[Any]]) -> bool:
 
 def _is_recorded(value: object) -> bool:
     return isinstance(value, Tracer) or has_payload(value)
-
-
-def _bits(value: object) -> bytes:
-    array = np.asarray(key_data(value))
-    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
-
-
-def _check_equal(variable: Variable, components: Sequence[Any], where: Sequence[str]) -> None:
-    bits = [_bits(component) for component in components]
-    if all(one == bits[0] for one in bits):
-        return
-    components = [key_data(component) for component in components]
-    found = ", ".join(
-        f"replica {i}: {np.array2string(np.asarray(c), threshold=4)}" for i, c in enumerate(components[:4])
-    )
-    missing = [i for i, line in enumerate(where) if not line]
-    unassigned = f"; replicas {missing} did not assign it" if missing else ""
-    raise would_differ(variable, where, f": {found}{unassigned}")
 
 
 def _is_uneven(leaf: object) -> bool:

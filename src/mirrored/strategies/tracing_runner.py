@@ -15,6 +15,7 @@ from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, recording_parent
 from mirrored._typing import Leaf
 from mirrored.analysis.loss_scale_check import Summed
+from mirrored.analysis.replication_check import Origin
 from mirrored.collectives.fixed_order_tree import fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import group_of
@@ -271,3 +272,19 @@ def _is_inexact_tracer(value: object) -> bool:
 
 def _all_equal(components: Sequence[Any]) -> bool:
     return all(type(one) is type(components[0]) and one == components[0] for one in components)
+
+
+def origin_of(constant: object) -> Origin:
+    """Returns what the replication check knows of a constant of a replica's program."""
+    source = constant.source if isinstance(constant, CaptureTracer) else None
+    if isinstance(source, Captured):
+        varies = source.variable.per_replica
+        label = f"{'sync-on-read ' if varies else ''}variable {source.variable.name!r}"
+        # `separates_reads` gives each local replica a tracer of its own for the same value.
+        local = source.local if varies else None
+        return Origin(label, varies=varies, identity=("variable", id(source.variable), local))
+    if isinstance(source, Passed):
+        return Origin("a value from outside run", varies=False, identity=("value", id(source.value)))
+    if isinstance(constant, Tracer):
+        return Origin("a value from outside run", varies=False)
+    return Origin.constant(constant)

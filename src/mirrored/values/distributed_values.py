@@ -21,14 +21,14 @@ import numpy as np
 
 from mirrored._jax.array_likes import has_registered, register_array_like
 from mirrored._jax.arrays import as_array, frozen
-from mirrored._jax.traces import ShapedArray, Tracer, belongs_to, current_trace, recording_parent
+from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
 from mirrored.values import html
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.provenance import Batch, Makers
 from mirrored.values.reprs import distributed_repr, outline_of, traced_repr
-from mirrored.values.stacking import read_tracked, stack_components, unequal, unstacked
+from mirrored.values.stacking import are_readable_here, read_tracked, stack_components, unequal, unstacked
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -214,16 +214,10 @@ class PerReplica(_NotAnArray):
         """The components of this process's replicas, each on its replica's device."""
         if self._stacked is not None and (tracked := read_tracked(self._stacked, self._device_assignment)) is not None:
             return tracked  # not kept: they belong to the tape
-        if self._components is None or not all(map(self._is_readable_here, self._components)):
+        if self._components is None or not are_readable_here(self._components, self._stacked):
             assert self._stacked is not None
             self._components = unstacked(self._stacked, self._device_assignment)
         return self._components
-
-    def _is_readable_here(self, component: Leaf) -> bool:
-        """Returns whether a kept component can be read: those of a branch or a run end with its trace."""
-        if self._stacked is None or not isinstance(component, Tracer) or belongs_to(self._stacked, component._trace):
-            return True
-        return belongs_to(component, recording_parent(current_trace()))
 
     def first(self) -> Any:
         """Returns the stacked array if there is one, else the first component; None if there are no components."""

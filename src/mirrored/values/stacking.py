@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,16 @@ from mirrored._jax.array_likes import has_registered, registered_read
 from mirrored._jax.arrays import as_array, check_fit, frozen
 from mirrored._jax.boxes import Array, is_live_box, payload_of
 from mirrored._jax.placement import movable, unplaced
-from mirrored._jax.traces import Tracer, canonical_dtype, current_trace, eager, is_eval_below
+from mirrored._jax.traces import (
+    Tracer,
+    belongs_to,
+    canonical_dtype,
+    current_trace,
+    eager,
+    is_eval_below,
+    recording_parent,
+)
+from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
 
 if TYPE_CHECKING:
@@ -206,6 +215,17 @@ def whole_rows(stacked: Any, device_assignment: DeviceAssignment) -> Any:
     """
     is_read_by_function = isinstance(stacked, Tracer) and any(gathers() for gathers in _gathers)
     return gathered(stacked, device_assignment) if is_read_by_function else stacked
+
+
+def are_readable_here(components: Iterable[Leaf], stacked: Any) -> bool:
+    """Returns whether kept components of a stacked value can be read: those of a branch or a run end with its trace."""
+    return all(_is_readable_here(component, stacked) for component in components)
+
+
+def _is_readable_here(component: Leaf, stacked: Any) -> bool:
+    if stacked is None or not isinstance(component, Tracer) or belongs_to(stacked, component._trace):
+        return True
+    return belongs_to(component, recording_parent(current_trace()))
 
 
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:

@@ -426,15 +426,14 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
 
 def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
     """Returns the aggregate of the values that the replicas assign, one per local replica."""
-    aggregation, first = assignment.variable.aggregation, payloads[0]
     # `numpy.float64` is a Python float, too; like other NumPy numbers it is an array, one per replica.
     are_numbers = all(isinstance(one, (bool, int, float, complex)) and not hasattr(one, "dtype") for one in payloads)
     if are_numbers and runner.are_equal(payloads):
-        return _one_number(assignment, first)
+        return _one_number(assignment, payloads[0])
     arrays = [assignment.term(payload) for payload in payloads]
-    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+    if assignment.variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return runner.first(arrays)
-    return runner.reduce(reduction_of(aggregation), [arrays])[0]
+    return runner.reduce(reduction_of(assignment.variable.aggregation), [arrays])[0]
 
 
 def _one_number(assignment: Assignment, number: Number) -> Any:

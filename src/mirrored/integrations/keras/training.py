@@ -20,8 +20,8 @@ from mirrored._jax.trees import tree_map
 from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.compilation.dispatch import launched
 from mirrored.data import DistributedDataset
-from mirrored.data.distributed import agreed_cardinality
 from mirrored.data.sources import is_dataset
+from mirrored.data.worker_steps import agreed_cardinality
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.batches import (
     across_workers,

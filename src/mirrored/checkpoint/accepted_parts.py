@@ -1,0 +1,40 @@
+"""Checks the objects that a `Checkpoint` is created of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mirrored.checkpoint.keras_slots import keras_slots
+from mirrored.checkpoint.leaves import has_position, is_number, leaf_of
+from mirrored.checkpoint.objects import has_slots, is_container, is_open, keras_leaf
+from mirrored.checkpoint.places import Root
+from mirrored.errors import ArgumentError
+
+
+def checked_part(name: str, part: object) -> Any:
+    """Returns a keyword argument of `Checkpoint`; raises an `ArgumentError` if it holds no state."""
+    can_hold = is_open(part) or is_container(part) or is_number(part) or has_position(part)
+    if part is None or isinstance(part, type) or not (can_hold or leaf_of(part, Root({}, "")) is not None):
+        raise ArgumentError(
+            "Checkpoint",
+            found=f"{name}={part!r}"[:200] + " holds no state",
+            rule="each keyword argument must hold state: variables, arrays, numbers, or an object with get_state and "
+            "set_state",
+            remedy="pass an object that holds state; for a dataset pass its iterator: dataset_iterator=iter(dataset)",
+        )
+    return part
+
+
+def checked_root(root: object) -> Any:
+    """Returns the root of a `Checkpoint`; raises an `ArgumentError` if it is not an object with parts."""
+    is_optimizer = has_slots(root) or keras_slots(root) is not None
+    if is_optimizer or keras_leaf(root) is not None or leaf_of(root, Root({}, "")) is not None:
+        kind = "optimizer" if is_optimizer else "value"
+        raise ArgumentError(
+            "Checkpoint",
+            found=f"the root is {'an optimizer' if is_optimizer else 'a single value'} ({type(root).__name__})",
+            rule="the root must be an object whose attributes hold state, such as a model; optimizers, variables and "
+            "arrays need a name",
+            remedy=f"pass it by name: Checkpoint({kind}={kind})",
+        )
+    return checked_part("root", root)
