@@ -158,18 +158,23 @@ def test_variable_creators_are_called_innermost_first(two):
 
 @pytest.mark.ways(replicas=(2, 4))
 def test_replicas_create_one_variable_together(way):
-    made = []
+    made, traced = [], []
 
     def replica():
-        v = mr.Variable(lambda: jax.random.normal(jax.random.key(7), (2,)), name="w")
-        made.append(v)
+        if not traced:  # a compiled function is traced again without the creation
+            made.append(mr.Variable(lambda: jax.random.normal(jax.random.key(7), (2,)), name="w"))
+        return made[0]
+
+    def step():
+        v = way.strategy.run(replica)
+        traced.append(True)
         return v
 
     if way.is_eager:
-        v = way.strategy.run(replica)
+        v = step()
         assert isinstance(v, mr.DistributedValues)
     else:
-        way.compile(lambda: way.strategy.run(replica))()
+        way.compile(step)()
         v = made[0]
     assert all(one is v for one in made)
     assert len({tuple(c.numpy().tolist()) for c in v.values}) == 1
