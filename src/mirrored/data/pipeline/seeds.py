@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import threading
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from mirrored.data.calling import is_in_function
+from mirrored.data.global_seed import GlobalSeed, seed_lock
 from mirrored.runtime.element_draws import element_draws
 
 _drawn = itertools.count()
-_lock: Final = threading.Lock()
 
 
 class DrawnSeed(int):
@@ -28,44 +27,19 @@ class DrawnSeed(int):
         self.serial = next(_drawn)
 
 
-class _Global:
-    """The global seed, and how many seeds and numbers of functions have been derived from it since it was set.
-
-    Attributes:
-        seed: The global seed.
-        count: The number of seeds.
-        functions: The number of numbers of functions.
-        resets: How often the global seed was set.
-    """
-
-    seed: int | None = None
-    count = functions = resets = 0
-
-
-def set_global_seed(seed: int) -> None:
-    """Makes the seeds that are drawn from now on depend only on `seed` and their number, as `tf.random.set_seed` does.
-
-    Workers that create the same datasets draw equal seeds. The functions of a dataset that exists already draw as those
-    of a new one in its next pass.
-    """
-    with _lock:
-        _Global.seed, _Global.count, _Global.functions = seed % 2**64, 0, 0
-        _Global.resets += 1
-
-
 def new_seed() -> DrawnSeed:
     """Draws a random seed for an operation, such as a shuffle, for which the user gave none.
 
     Saved positions contain the seed, so that restored iterations have the same order. In functions of datasets, which
     other threads may call ahead, all draws from a global seed are equal; `inner_run` tells them apart.
     """
-    with _lock:
-        if _Global.seed is None:
+    with seed_lock:
+        if GlobalSeed.seed is None:
             return DrawnSeed(secrets.randbits(31))
         if is_in_function():
-            return DrawnSeed(derived(_Global.seed))
-        _Global.count += 1
-        return DrawnSeed(derived(_Global.seed, _Global.count))
+            return DrawnSeed(derived(GlobalSeed.seed))
+        GlobalSeed.count += 1
+        return DrawnSeed(derived(GlobalSeed.seed, GlobalSeed.count))
 
 
 def derived(*key: int) -> int:
@@ -101,15 +75,15 @@ class FunctionPasses:
         self._resets = -1
 
     def renew(self) -> None:
-        """Begins anew if the global seed has been set since the last pass; requires `_lock`."""
-        if self._resets == _Global.resets:
+        """Begins anew if the global seed has been set since the last pass; requires `seed_lock`."""
+        if self._resets == GlobalSeed.resets:
             return
-        if _Global.seed is None:
+        if GlobalSeed.seed is None:
             number = secrets.randbits(62) | 1
         else:
-            _Global.functions += 1
-            number = int(np.random.default_rng([_Global.seed, _Global.functions, 1]).integers(1, 2**62))
-        self.number, self.next, self._resets = number, 0, _Global.resets
+            GlobalSeed.functions += 1
+            number = int(np.random.default_rng([GlobalSeed.seed, GlobalSeed.functions, 1]).integers(1, 2**62))
+        self.number, self.next, self._resets = number, 0, GlobalSeed.resets
 
     def get_state(self) -> tuple[int, int, int]:
         """Returns the numbers, to undo a change with `set_state`."""
@@ -145,7 +119,7 @@ class FunctionEpochs:
         element = element_draws()
         if element is not None:
             return element.next_number(), 0
-        with _lock:
+        with seed_lock:
             for step in self._steps:
                 step.renew()
             number, count = self._steps[0].number, self.next
@@ -155,7 +129,7 @@ class FunctionEpochs:
 
     def continue_with(self, number: int, following: int) -> None:
         """Sets the number of the pipeline and of the next pass."""
-        with _lock:
+        with seed_lock:
             for step in self._steps:
                 step.renew()
                 step.next = following
@@ -205,7 +179,7 @@ class Epochs:
 
     def begin(self) -> int:
         """Counts a new pass over the dataset, and returns its number."""
-        with _lock:
+        with seed_lock:
             number = self.next
             self.continue_with(number + 1, {})
         return number

@@ -22,7 +22,7 @@ from mirrored._jax import distributed
 from mirrored._jax.traces import eager
 from mirrored._typing import DTypeLike, Operand, StaticInts
 from mirrored.checkpoint.memory import keep_in_snapshots
-from mirrored.data.pipeline.seeds import set_global_seed
+from mirrored.data.global_seed import set_global_seed
 from mirrored.runtime.ambient import Ambient, ambient, entered
 from mirrored.runtime.element_draws import ElementDraws, Pipelines
 from mirrored.tf._errors import InvalidArgumentError

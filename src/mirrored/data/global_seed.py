@@ -1,0 +1,34 @@
+"""The global seed of datasets: without a pipeline, so that programs that use none can set it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+seed_lock: Final = threading.Lock()
+"""Guards `GlobalSeed` and the numbers that pipelines derive from it."""
+
+
+class GlobalSeed:
+    """The global seed, and how many seeds and numbers of functions have been derived from it since it was set.
+
+    Attributes:
+        seed: The global seed.
+        count: The number of seeds.
+        functions: The number of numbers of functions.
+        resets: How often the global seed was set.
+    """
+
+    seed: int | None = None
+    count = functions = resets = 0
+
+
+def set_global_seed(seed: int) -> None:
+    """Makes the seeds that are drawn from now on depend only on `seed` and their number, as `tf.random.set_seed` does.
+
+    Workers that create the same datasets draw equal seeds. The functions of a dataset that exists already draw as those
+    of a new one in its next pass.
+    """
+    with seed_lock:
+        GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions = seed % 2**64, 0, 0
+        GlobalSeed.resets += 1
