@@ -1,15 +1,15 @@
-"""The sequential forms of map and batch before `ignore_errors`, where an element that raises keeps its place.
+"""Sequential reading before `ignore_errors`: an element that raises an exception keeps its place.
 
-Grain's forms do not count such an element: the later ones would have other indices and batches than in an indexed
-pipeline. Saved positions have the formats of Grain's.
+Grain's sequential map and batch do not count such an element, so that later elements would have other indices and
+batches than in an indexed pipeline. The iterators here count it. Their saved positions have the formats of Grain's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from mirrored.data.cursors import Cursor, has_ended_generator, has_passed
+from mirrored.data.cursors import Cursor, Failed, has_ended_generator, has_passed
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.nodes import Node, Run
@@ -32,38 +32,95 @@ def mapped(parent: Node, run: Run, function: Callable[[int, Element], Element], 
     return engine().map_with_index(parent.stream(run), function)
 
 
-class _MapCursor:
-    def __init__(self, parent: Cursor, function: Callable[[int, Element], Element]) -> None:
-        self._parent, self._function, self._index = parent, function, 0
+class CountingCursor:
+    """An iterator that counts the elements of another one; an element that raises counts if the other one passes it.
 
-    def __next__(self) -> Element:
+    Attributes:
+        count_key: The name of the count in saved positions.
+    """
+
+    count_key: ClassVar[str]
+
+    def __init__(self, parent: Cursor) -> None:
+        self._parent, self._count = parent, 0
+
+    def _read(self) -> Element:
+        """Reads and counts an element."""
         before = self._parent.get_state()
         try:
             element = next(self._parent)
         except StopIteration:
             raise
         except Exception as error:
-            self._index += has_passed(self._parent, before, error)
+            self._count += has_passed(self._parent, before, error)
             raise
-        self._index += 1
-        return self._function(self._index - 1, element)
+        self._count += 1
+        return element
 
     def get_state(self) -> Any:
-        return {"parent": self._parent.get_state(), "counter": self._index}
+        """Returns the position of the other iterator, and the count."""
+        return {"parent": self._parent.get_state(), self.count_key: self._count}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position that `get_state` returned."""
         self._parent.set_state(state["parent"])
-        self._index = state["counter"]
+        self._count = state[self.count_key]
 
     def close(self) -> None:
+        """Closes the other iterator."""
         self._parent.close()
+
+
+class _MapCursor(CountingCursor):
+    count_key = "counter"
+
+    def __init__(self, parent: Cursor, function: Callable[[int, Element], Element]) -> None:
+        super().__init__(parent)
+        self._function = function
+
+    def __next__(self) -> Element:
+        element = self._read()
+        return self._function(self._count - 1, element)
+
+
+class FailingReads:
+    """Reads the elements of an iterator, with `Failed` in place of one that raises an exception.
+
+    Args:
+        parent: The iterator. If it raises twice at one position, it cannot go on, and the exception is raised.
+        forgives: Whether `ignore_errors` follows. Otherwise every exception is raised.
+    """
+
+    def __init__(self, parent: Cursor, forgives: bool = True) -> None:
+        self._parent, self._forgives = parent, forgives
+        self._failed_at: Any = None  # the iterator's position after the last exception
+
+    def read(self) -> Element | Failed:
+        """Reads an element.
+
+        Raises:
+            StopIteration: There are no more elements.
+        """
+        try:
+            return next(self._parent)
+        except (StopIteration, *FAULTS):
+            raise
+        except Exception as error:
+            place = self._parent.get_state()
+            if not self._forgives or place == self._failed_at or has_ended_generator(error):
+                raise
+            self._failed_at = place
+            return Failed(error)
+
+    def note_move(self) -> None:
+        """Forgets the last exception, because the iterator has been moved."""
+        self._failed_at = None
 
 
 class BatchCursor:
     """An iterator over the batches of another iterator's elements; a batch with an element that raises is left out.
 
-    The iterator raises the exception of the first such element, after all elements of the batch. If the other iterator
-    raises twice at one position, it cannot go on.
+    The iterator raises the exception of the first such element, after all elements of the batch.
 
     Args:
         parent: The other iterator.
@@ -76,29 +133,19 @@ class BatchCursor:
         self, parent: Cursor, size: int, drop_remainder: bool, make_batch: Callable[[Sequence[Element]], Element]
     ) -> None:
         self._parent, self._size, self._drop, self._make_batch = parent, size, drop_remainder, make_batch
-        self._failed_at: Any = None  # the parent's position after the last error
+        self._reads = FailingReads(parent)
         self._ended = False
 
     def __next__(self) -> Element:
-        elements, errors = list[Element](), list[Exception]()
-        while len(elements) + len(errors) < self._size and not self._ended:
+        elements = list[Element | Failed]()
+        while len(elements) < self._size and not self._ended:
             try:
-                elements.append(next(self._parent))
+                elements.append(self._reads.read())
             except StopIteration:
                 self._ended = True
-            except FAULTS:
-                raise
-            except Exception as error:
-                place = self._parent.get_state()
-                if place == self._failed_at or has_ended_generator(error):
-                    raise
-                self._failed_at = place
-                errors.append(error)
-        count = len(elements) + len(errors)
-        if not count or (self._drop and count < self._size):
+        if not elements or (self._drop and len(elements) < self._size):
             raise StopIteration
-        if errors:
-            raise errors[0]
+        raise_failed(elements)
         return self._make_batch(elements)
 
     def get_state(self) -> Any:
@@ -108,8 +155,16 @@ class BatchCursor:
     def set_state(self, state: Any) -> None:
         """Moves to a position that `get_state` returned."""
         self._parent.set_state(state)
-        self._failed_at, self._ended = None, False
+        self._reads.note_move()
+        self._ended = False
 
     def close(self) -> None:
         """Closes the other iterator."""
         self._parent.close()
+
+
+def raise_failed(elements: Sequence[Element | Failed]) -> None:
+    """Raises the exception of the first element that raised one; does nothing if none did."""
+    for element in elements:
+        if type(element) is Failed:
+            raise element.error

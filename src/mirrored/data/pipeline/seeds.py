@@ -151,7 +151,7 @@ class Passes:
 
     Attributes:
         next: The number of the next pass, from 0. The step derives its order from it.
-        seed: The seed of a restored position or of worker 0, which replaces the one of the step; None if there is none.
+        seed: The seed of a restored position or of worker 0. It replaces the step's own seed; None to use that.
     """
 
     def __init__(self) -> None:

@@ -6,43 +6,25 @@ from typing import Any
 
 from mirrored.data.cursors import Cursor, has_passed
 from mirrored.data.elements import Element
+from mirrored.data.pipeline.forgiving import CountingCursor
 
 
-class LimitCursor:
-    """An iterator over the first `count` elements of another one, of which an element that raises an exception is one.
+class LimitCursor(CountingCursor):
+    """An iterator over the first `limit` elements of another one, of which an element that raises an exception is one.
 
     Saved positions have the format of Grain's LimitIterDataset, which does not count such an element.
     """
 
-    def __init__(self, parent: Cursor, count: int) -> None:
-        self._parent, self._count, self._read = parent, count, 0
+    count_key = "count_elements_read"
+
+    def __init__(self, parent: Cursor, limit: int) -> None:
+        super().__init__(parent)
+        self._limit = limit
 
     def __next__(self) -> Element:
-        if self._read >= self._count:
+        if self._count >= self._limit:
             raise StopIteration
-        before = self._parent.get_state()
-        try:
-            element = next(self._parent)
-        except StopIteration:
-            raise
-        except Exception as error:
-            self._read += has_passed(self._parent, before, error)
-            raise
-        self._read += 1
-        return element
-
-    def get_state(self) -> Any:
-        """Returns the position of the other iterator, and the number of elements read."""
-        return {"parent": self._parent.get_state(), "count_elements_read": self._read}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position that `get_state` returned."""
-        self._parent.set_state(state["parent"])
-        self._read = state["count_elements_read"]
-
-    def close(self) -> None:
-        """Closes the other iterator."""
-        self._parent.close()
+        return self._read()
 
 
 class StrideCursor:

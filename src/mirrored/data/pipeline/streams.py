@@ -20,14 +20,13 @@ from mirrored.data.cursors import (
     IterableCursor,
     RebatchCursor,
     beyond_end,
-    has_ended_generator,
     read_again,
 )
 from mirrored.data.elements import Element, own_element
 from mirrored.data.extra import engine
 from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.forgiving import FAULTS, mapped
+from mirrored.data.pipeline.forgiving import FailingReads, mapped, raise_failed
 from mirrored.data.pipeline.nodes import (
     CursorNode,
     LikeParent,
@@ -342,11 +341,11 @@ class WindowCursor:
     """
 
     def __init__(self, parent: Cursor, node: Windowed, forgives: bool) -> None:
-        self._parent, self._start, self._forgives = parent, parent.get_state(), forgives
+        self._parent, self._start = parent, parent.get_state()
+        self._reads = FailingReads(parent, forgives)
         self._size, self._shift, self._stride, self._drop = node.size, node.shift, node.stride, node.drop_remainder
         self._overlaps = self._shift < (self._size - 1) * self._stride + 1
         self._ahead: list[Element] = []
-        self._failed_at: Any = None  # the parent's position after the last error
         self._ended = False
         self._windows = 0
 
@@ -358,28 +357,19 @@ class WindowCursor:
             raise StopIteration
         self._windows += 1
         self._leave(self._shift)
-        for element in window:
-            if type(element) is Failed:
-                raise element.error
+        raise_failed(window)
         return window
 
     def _read_ahead(self, count: int) -> None:
         while len(self._ahead) < count and not self._ended:
             try:
-                element = next(self._parent)
+                element = self._reads.read()
             except StopIteration:
                 self._ended = True
-            except FAULTS:
-                raise
-            except Exception as error:
-                place = self._parent.get_state()
-                if not self._forgives or place == self._failed_at or has_ended_generator(error):
-                    raise
-                self._failed_at = place
-                self._ahead.append(Failed(error))
             else:
                 # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
-                self._ahead.append(tree_map(frozen, element) if self._overlaps else element)
+                is_shared = self._overlaps and type(element) is not Failed
+                self._ahead.append(tree_map(frozen, element) if is_shared else element)
 
     def _leave(self, count: int) -> None:
         self._read_ahead(count)
@@ -390,7 +380,8 @@ class WindowCursor:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._parent.set_state(self._start)
-        self._ahead, self._failed_at, self._ended, self._windows = [], None, False, state["windows"]
+        self._reads.note_move()
+        self._ahead, self._ended, self._windows = [], False, state["windows"]
         for _ in range(self._windows):
             self._read_ahead(1)
             if not self._ahead:
