@@ -216,7 +216,7 @@ class ValueNumbering:
         key = ("loop", eqn.primitive.name, params, len(loop.of_cond), loop.consts, loop.carries, cond, *part)
         return self._interned.setdefault((*key, *((i, operands[i]) for i in used)), known)
 
-    def _symbolic(self, jaxpr: Any) -> list[int]:
+    def _symbolic(self, jaxpr: Jaxpr) -> list[int]:
         """Returns the numbers of a jaxpr's outputs as functions of its inputs, whatever the inputs are."""
         found = self._functions.get(id(jaxpr))
         if found is None:

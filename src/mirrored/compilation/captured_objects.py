@@ -114,12 +114,12 @@ def is_container(value: object) -> bool:
     return type(value) in (*_ORDERED, *_KEYED, *_QUEUES)
 
 
-def _is_identical(before: Sequence[Any], after: Sequence[Any]) -> bool:
+def _is_identical(before: Sequence[object], after: Sequence[object]) -> bool:
     """Returns whether two lists have the same objects, or tuples (items of a dict) of the same objects."""
     return len(before) == len(after) and all(map(_is_same_element, before, after))
 
 
-def _is_same_element(one: Any, other: Any) -> bool:
+def _is_same_element(one: object, other: object) -> bool:
     if type(one) is tuple and type(other) is tuple:
         return len(one) == len(other) and all(map(operator.is_, one, other))
     return one is other

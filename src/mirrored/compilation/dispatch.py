@@ -246,7 +246,8 @@ class WorkerArguments:
 
     At the first call, all workers must call the same program with arguments of the same shapes. Arguments, captured
     arrays and plain variables that have one value for all replicas must be equal. Arguments and plain variables are
-    compared again at calls 2, 4, 8, ..., 1024, and at every 1024th call: a comparison costs a millisecond.
+    compared again at calls 2, 4, 8, ..., 1024, and at every 1024th call only: a comparison takes a millisecond, and
+    more for large plain variables, which it copies to the host.
 
     Args:
         name: The name of the function.

@@ -368,7 +368,7 @@ def codes_of(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) -> list[
     return found
 
 
-def _function_of(member: Any) -> Any:
+def _function_of(member: object) -> object:
     """Returns the function of a method, property, class method or static method."""
     for attribute in ("fget", "func", "__func__"):
         member = getattr(member, attribute, None) or member

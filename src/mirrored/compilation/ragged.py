@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from mirrored.values.distributed_values import PerReplica
 from mirrored.variables.state_lock import or_undone, tracing, turn, without_turns
 
 if TYPE_CHECKING:
+    from mirrored.compilation.function import Function
     from mirrored.topology.device_assignment import DeviceAssignment
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class RunScales(Driver):
 
 
 def checked_call(
-    function: Any,
+    function: Function,
     name: str,
     call: Callable[..., T],
     args: tuple[Any, ...],
@@ -150,7 +151,7 @@ class _CreatedWhileChecking(BaseException):
     """
 
 
-def _refuse_created(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+def _refuse_created(next_creator: Callable[..., object], **kwargs: object) -> NoReturn:
     """Variable creator that ends the trace: no undo would remove the variable from optimizers and checkpoints."""
     raise _CreatedWhileChecking
 

@@ -131,7 +131,7 @@ def _with_stacked_lists(batch: PyTree) -> Element:
     return tree_map(_stacked, batch, is_leaf=lambda part: isinstance(part, list))
 
 
-def _stacked(part: Any) -> Any:
+def _stacked(part: object) -> Any:
     """Returns an array with a leading dim in place of a list of arrays, as `with_format("numpy")` does."""
     if not isinstance(part, list) or _is_leaf(part):
         return part

@@ -367,9 +367,9 @@ def _without_distribution(outer: Distributing) -> Iterator[None]:
 def _distribution_for(strategy: Strategy | None, loop: Loop) -> Iterator[None]:
     """Sets the Keras distribution that splits the loop's batches over the strategy's devices.
 
-    It replaces that of an outer loop: a callback or the validation of `fit` may read another kind of data, or run a
-    model of another strategy. Without a strategy, and for a TensorFlow-style step, there is none; a distribution of the
-    user stays.
+    It replaces the distribution of an outer loop: a callback or the validation of `fit` may read another kind of data,
+    or run a model of another strategy. A loop without a strategy, or with a TensorFlow-style step, runs without a
+    distribution. A distribution that the user has set is left in place.
     """
     outer = keras.distribution.distribution()
     if isinstance(outer, Distributing):
