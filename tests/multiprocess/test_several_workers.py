@@ -226,6 +226,8 @@ def test_a_worker_that_goes_its_own_way_is_named(tmp_path, how, kind, words):
 def test_eager_replicas_of_several_workers_may_do_different_things(tmp_path):
     alone = module_of("unlike_replicas").outcome(mr.MirroredStrategy(["CPU:0", "CPU:1"]))
     assert alone["gradients"] == [[1.0] * 3, [10.0] * 3, None]
+    assert alone["given"] == [3, True, 0.5]
+    assert alone["sums"] == [5.0, 0.75]
     assert run("unlike_replicas", [1, 1], tmp_path, seconds=100) == [alone, alone]
 
 

@@ -131,6 +131,10 @@ class ReplicaRunner(abc.ABC):
     def is_shared(self, components: Sequence[Any]) -> bool:
         """Returns whether all local replicas hold the same Python object."""
 
+    def are_shared(self, columns: Sequence[Sequence[Any]]) -> list[bool]:
+        """Returns which leaves of a structure all replicas share, given the local replicas' components of each leaf."""
+        return [self.is_shared(column) for column in columns]
+
     @abc.abstractmethod
     def component(self, value: Leaf, local: int) -> Any:
         """Returns the part of a cross-replica value that belongs to one local replica."""

@@ -16,6 +16,8 @@ from mirrored.runtime.ambient import ambient, thread, within
 from mirrored.runtime.merge import or_undone
 from mirrored.strategies.checks import OutSpecs
 from mirrored.strategies.eager_runner import EagerRunner
+from mirrored.strategies.shared_numbers import is_number
+from mirrored.values import structures
 from mirrored.variables.state_lock import turn
 
 if TYPE_CHECKING:
@@ -35,7 +37,9 @@ def run_eager(
     try:
         with turn():
             if runner.device_assignment.spans_processes:
-                host_allgather("Strategy.run", f"run {getattr(fn, '__qualname__', type(fn).__name__)} eagerly")
+                name = getattr(fn, "__qualname__", type(fn).__name__)
+                has_numbers = any(map(is_number, structures.flatten((tuple(args), dict(kwargs)))[0]))
+                runner.has_outer_numbers = any(host_allgather("Strategy.run", f"run {name} eagerly", has_numbers))
             result = runner.run_replicas(fn, args, kwargs, specs)
             with within(runner=runner):
                 runner.commit()

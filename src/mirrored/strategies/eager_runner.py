@@ -38,6 +38,7 @@ from mirrored.strategies.equal_bits import bits_of, check_equal_bits
 from mirrored.strategies.gathered_shapes import one_type
 from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
+from mirrored.strategies.shared_numbers import is_number, shared_by_workers
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.stacking import stack_components
@@ -64,7 +65,7 @@ _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 # - `_outer`, with several processes: the data that all replicas were given (arguments of `run`, results of
 #   `merge_call`, values of plain variables). One process cannot compare objects with the others, and a process with one
 #   replica compares nothing. So all other arrays and numbers give a `PerReplica`, also one that the replica function
-#   closes over.
+#   closes over. Equal numbers can be one object, so processes exchange those in this table (`shared_numbers.py`).
 
 # Replica threads take no assignment lock, because the thread that called `run` holds it and waits for them.
 carry(lambda: excuse)
@@ -104,6 +105,9 @@ class EagerRunner(ReplicaRunner):
 
     With several processes, each process runs its own replicas. A merge is then a compiled collective, which all
     processes must issue in the same order.
+
+    Attributes:
+        has_outer_numbers: Whether the replicas of any process were given Python numbers; always False with one process.
     """
 
     store: EagerReplicaStore
@@ -125,6 +129,7 @@ class EagerRunner(ReplicaRunner):
         self._separated: dict[int, Any] = {}
         self._outer: dict[int, Any] = {}
         self._spans = self.device_assignment.spans_processes
+        self.has_outer_numbers = False
         self._uneven = False
 
     def run_replicas(
@@ -156,7 +161,7 @@ class EagerRunner(ReplicaRunner):
             _refuse_differentiated(results)
         if specs is not None and specs.is_given:
             return self._declared(results, specs)
-        return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
+        return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
 
     def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
         """Combines the replicas' results as `out_specs` declares: each replicated leaf becomes one array."""
@@ -170,8 +175,8 @@ class EagerRunner(ReplicaRunner):
             }
         )
         leaves: list[Any] = []
-        for components, equal in zip(columns, replicated, strict=True):
-            if self.is_shared(components):
+        for components, equal, is_shared in zip(columns, replicated, self.are_shared(columns), strict=True):
+            if is_shared:
                 leaves.append(as_array(components[0]) if equal else components[0])
             else:
                 leaves.append(self._replicated(components) if equal else self.group(components))
@@ -331,6 +336,10 @@ class EagerRunner(ReplicaRunner):
         # With several processes, data that was made in the run may differ between them.
         return not self._spans or not isinstance(components[0], _DATA) or id(components[0]) in self._outer
 
+    def are_shared(self, columns: Sequence[Sequence[Any]]) -> list[bool]:
+        shared = super().are_shared(columns)
+        return shared_by_workers(columns, shared) if self.has_outer_numbers else shared
+
     def component(self, value: object, local: int) -> Any:
         if isinstance(value, PerReplica):
             component = component_of(value, local)
@@ -341,6 +350,7 @@ class EagerRunner(ReplicaRunner):
             value = value.value
         if self._spans and isinstance(value, _DATA):
             self._outer[id(value)] = value
+            self.has_outer_numbers = self.has_outer_numbers or is_number(value)
         if not isinstance(value, jax.Array) or len(self.device_assignment.devices) == 1:
             return value
         moved = self._moved(value, self._device_of(local))

@@ -265,7 +265,7 @@ def call_merged(
         with within(replica=None), here(), probe or contextlib.nullcontext():
             parts = [payload[-1].restored(runner.isolated(payload[:-1])) for payload in payloads]
             merged_args, merged_kwargs = structures.regroup(
-                parts, "ReplicaContext.merge_call", functools.partial(group, runner), is_shared=runner.is_shared
+                parts, "ReplicaContext.merge_call", functools.partial(group, runner), are_shared=runner.are_shared
             )
             leaves, treedef = structures.flatten(merge_fn(context.strategy, *merged_args, **merged_kwargs))
             if probe is not None:

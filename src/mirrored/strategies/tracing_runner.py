@@ -95,7 +95,7 @@ class TracingRunner(ReplicaRunner):
         outer = self._called
         try:
             results = self.trace_replicas(fn, args, kwargs)
-            return structures.regroup(results, "Strategy.run", self.group, is_shared=self.is_shared)
+            return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
         finally:
             self._called = outer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -93,12 +93,13 @@ def regroup(
     called: str,
     group: Callable[[Sequence[Any]], Any],
     *,
-    is_shared: Callable[[Sequence[Any]], bool] = identical,
+    are_shared: Callable[[Sequence[Sequence[Any]]], Iterable[bool]] = lambda columns: map(identical, columns),
 ) -> Any:
     """Combines the replicas' pytrees into one pytree by applying `group` to their leaves at each position.
 
-    A leaf that all replicas share (a variable, None, a closed-over array) is returned unchanged; `is_shared` decides.
-    `group` combines all others.
+    A leaf that all replicas share (a variable, None, a closed-over array) is returned unchanged; `are_shared` decides,
+    given each leaf's column: that leaf of every replica. `group` combines all others.
     """
-    places, treedef = transpose(results, called)
-    return treedef.unflatten([leaves[0] if is_shared(leaves) else group(leaves) for leaves in places])
+    columns, treedef = transpose(results, called)
+    shared = zip(columns, are_shared(columns), strict=True)
+    return treedef.unflatten([column[0] if is_shared else group(column) for column, is_shared in shared])

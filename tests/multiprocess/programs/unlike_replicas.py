@@ -68,8 +68,42 @@ def _under_a_tape(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     return {"taped": np.asarray(strategy.experimental_local_results(strategy.run(reduced))[0]).tolist()}
 
 
+def _equal_to_arguments(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    """Replica 1 makes numbers that are the same objects as arguments, the other one makes others."""
+
+    def numbers(count: int, is_last: bool, rate: float) -> dict[str, Any]:
+        own = 3 if _replica() else 2
+        context = mr.get_replica_context()
+        merged = context.merge_call(lambda _, n: strategy.reduce("SUM", n, axis=None), args=(own,))
+        return {"count": own, "rate": 0.5 if _replica() else 0.25, "given": [count, is_last, rate], "merged": merged}
+
+    found = strategy.run(numbers, args=(3, True, 0.5))
+    return {
+        "given": found["given"],
+        "sums": [float(strategy.reduce("SUM", found[name], axis=None)) for name in ("count", "rate")],
+        "merged": float(strategy.experimental_local_results(found["merged"])[0]),
+    }
+
+
+def _from_a_merge(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    """Replica 1 makes a number that is the same object as the result of a merge."""
+
+    def number() -> Any:
+        step = mr.get_replica_context().merge_call(lambda _: 7)
+        return step, 7 if _replica() else 8
+
+    step, own = strategy.run(number)
+    return {"step": step, "sum": float(strategy.reduce("SUM", own, axis=None))}
+
+
 def outcome(strategy: mr.MirroredStrategy) -> dict[str, Any]:
-    return {**_numbers(strategy), **_missing_gradients(strategy), **_under_a_tape(strategy)}
+    return {
+        **_numbers(strategy),
+        **_missing_gradients(strategy),
+        **_under_a_tape(strategy),
+        **_equal_to_arguments(strategy),
+        **_from_a_merge(strategy),
+    }
 
 
 if __name__ == "__main__":
