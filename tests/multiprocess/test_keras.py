@@ -67,9 +67,22 @@ def test_workers_whose_models_differ_are_refused(tmp_path):
             found = end.result
             assert found.pop("equal models") == "trained"
             assert "captured array 0 on worker 1" in found.pop("captured")
+            differing = "values differ from those of worker 0: sequential_4/dense_4/kernel after step 2 on worker 1"
+            assert found.pop("eager").startswith(differing)
             assert found.keys() == {"momentum", "schedule", "evaluated"}
             for words in found.values():
                 assert words.startswith("the program on worker 1 ("), found
+
+
+@pytest.mark.long
+def test_a_step_that_only_one_worker_has_new_ends_the_job_within_seconds(tmp_path):
+    with job("keras_apart", [1, 1], tmp_path, "new_step", MIRRORED_AGREEMENT_SECONDS="600") as started:
+        started.wait_for(1, "NEW", 120)
+        for end in started.ends(40):
+            assert end.code
+            assert "mirrored: the workers cannot continue" in end.output
+            assert "of worker 0 is: call Model.train_step (time 2) at keras_apart.py:" in end.output
+            assert "of worker 1 is: Model.train_step: call Model.train_step for the first time (time 2)" in end.output
 
 
 @pytest.mark.parametrize("how", ["unseeded", "own step, unseeded"])

@@ -39,6 +39,23 @@ def test_the_roll_counts_every_operation_and_every_call_of_one():
     assert [(one.label, one.first, one.times) for one in told.places] == [("reduce", 2, 1), ("call step", 1, 2)]
 
 
+@pytest.mark.parametrize("before", [0, 1, 5, 63, 64, 2000])
+@pytest.mark.parametrize("label", ["call step", "other"])
+def test_a_cancelled_operation_leaves_no_trace(before, label):
+    roll, expected = CollectiveLog(), CollectiveLog()
+    for _ in range(before):
+        roll.arrive("call step", "train.py:3 in main")
+        expected.arrive("call step", "train.py:3 in main")
+    roll.arrive(label, "train.py:3 in main")
+    roll.cancel()
+    for log in (roll, expected):
+        log.arrive("compare")
+        log.depart()
+        for _ in range(70):
+            log.arrive(label, "train.py:3 in main")
+    assert roll.progress(beat=1, has_ended=False, name="n") == expected.progress(beat=1, has_ended=False, name="n")
+
+
 def test_the_roll_remembers_many_calls_of_few_operations_and_forgets_the_oldest_of_many():
     assert standing(*["step"] * 1000).called(1) == "step (time 1)"
     told = standing(*["step", "other"] * 1000)

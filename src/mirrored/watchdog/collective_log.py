@@ -49,7 +49,7 @@ class CollectiveLog:
         self.inside = False
         self._token: Any = None
         self._here: _Place | None = None
-        self._digest = 0
+        self._digest = self._former_digest = 0
         self._times: dict[str, int] = {}
         self._places: dict[tuple[str, str], _Place] = {}
         self._forgets = False
@@ -76,6 +76,7 @@ class CollectiveLog:
         if place is not self._here:
             self._stretches.append((number, time, place))
             self._here = place
+        self._former_digest = self._digest
         self._digest = (self._digest * _FACTOR + zlib.crc32(label.encode()) + 1) & _BITS
         if not number % _MARK_EVERY:
             self._marks.append((number, self._digest))
@@ -100,6 +101,23 @@ class CollectiveLog:
         """
         self._token = token
         self.inside = False
+
+    def cancel(self) -> None:
+        """Removes the operation of the last `arrive`: this worker has not started it, and does another one before."""
+        number, place = self.count, self._here
+        assert place is not None  # `arrive` was called last
+        self.inside = False
+        self.count = number - 1  # written first, see `arrive`
+        if self._stretches[-1][0] == number:
+            self._stretches.pop()
+            self._here = self._stretches[-1][2] if self._stretches else None
+        if self._marks and self._marks[-1][0] == number:
+            self._marks.pop()
+        self._digest = self._former_digest
+        self._times[place.label] -= 1
+        place.times -= 1
+        if not place.times:
+            del self._places[place.label, place.line]
 
     @contextmanager
     def at(self, label: str, line: str = "") -> Iterator[None]:

@@ -12,17 +12,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
 from mirrored._jax.dispatch import CacheMisses, Dispatch, consume
-from mirrored._jax.inlining import captured_arrays, digest_of
 from mirrored._typing import PyTree
-from mirrored.collectives.host_allgather import check_equal
-from mirrored.compilation.dispatch import check_same_program
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.drawing import DrawingStep, EagerStep
 from mirrored.integrations.keras.private import (
@@ -32,6 +29,7 @@ from mirrored.integrations.keras.private import (
     resume_sync,
     set_loop_state,
 )
+from mirrored.integrations.keras.same_steps import SamePrograms, SameResults
 from mirrored.integrations.keras.variables import is_from_fit, lose_deleted
 from mirrored.runtime.ambient import ambient, entered
 from mirrored.runtime.entry_point import outside_of_everything
@@ -54,19 +52,21 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(make)
     def making(self: Model, step_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(step_function, _JITTED):
-            return make(self, EagerStep(step_function), *args, **kwargs)
-        protected: Callable[[Any], Any] = _itself
         strategy = strategy_of(self)
+        spans = strategy is not None and strategy.device_assignment.spans_processes
+        name = f"Model.{step_function.__name__}"
+        if not isinstance(step_function, _JITTED):
+            step = EagerStep(step_function)
+            named = functools.partial(_named, self)
+            return make(self, SameResults(step, name, named) if spans else step, *args, **kwargs)
+        protected: Callable[[Any], Any] = _itself
         if strategy is not None:
             # Keras jits a bound method, such as `self.train_step`. JAX finds programs by equality of functions, and the
             # method equals that of an earlier `compile()`, whose function may still be alive: in a reference cycle, or
             # in a variable of the user. Without this line its program, with the former loss, would run again.
             step_function.clear_cache()  # type: ignore[attr-defined]
             newest = vars(self).setdefault(_NEWEST, deque(maxlen=1))
-            name = f"Model.{step_function.__name__}"  # type: ignore[attr-defined]
-            check = _SamePrograms(name) if strategy.device_assignment.spans_processes else None
-            protected = functools.partial(_Step, newest=newest, check=check)
+            protected = functools.partial(_Step, newest=newest, check=SamePrograms(name) if spans else None)
         return make(self, DrawingStep(self, step_function, protected), *args, **kwargs)
 
     return making
@@ -74,6 +74,15 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _itself(jitted: Callable[..., Any]) -> Callable[..., Any]:
     return jitted
+
+
+def _named(model: Model, state: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Returns the values in the state of a step by the paths of their variables."""
+    found: dict[str, Any] = {}
+    for group, values in zip(_GROUPS_OF[len(state)], state, strict=True):
+        for place, (variable, value) in enumerate(zip(variables_of(model, group), values, strict=True)):
+            found[f"{group}[{place}]" if variable.path in found else variable.path] = value
+    return found
 
 
 def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,74 +213,42 @@ class _Step:
         check: Compares the programs of several workers before they run.
     """
 
-    def __init__(self, jitted: jax.stages.Wrapped, newest: deque[Any], check: _SamePrograms | None) -> None:
+    def __init__(self, jitted: jax.stages.Wrapped, newest: deque[Any], check: SamePrograms | None) -> None:
         self._dispatch = Dispatch(jitted, lambda missed: _KerasMisses(missed, jitted, check))
         self._newest = newest
+        self._check = check
 
     def __call__(self, state: PyTree, data: PyTree) -> Any:
+        if self._check is not None:
+            self._check.arrive()
         dispatch: Any = self._dispatch
         dispatch.job = None
         try:
             consume(map(self._newest.append, starmap(dispatch.function, ((state, data),))))
         except BaseException:
             dispatch.forget()
+            if self._check is not None:
+                self._check.passed(None)
             raise
+        if self._check is not None:
+            self._check.passed(self._newest[0][0])
         job, dispatch.job = dispatch.job, None
         if job is not None and job.interruption is not None:
             raise job.interruption
         return self._newest[0]
 
 
-class _SamePrograms:
-    """Compares the compiled steps of all workers; each program is compared once, before its first run.
-
-    The settings of an optimizer, a loss or a layer that are no variables are constants of the program.
-
-    Args:
-        called: The name of the step, for messages.
-    """
-
-    def __init__(self, called: str) -> None:
-        self._called = called
-        self._known: set[str] = set()
-
-    def __call__(self, traced: Any, data: PyTree) -> None:
-        """Raises an error on all workers if their programs differ.
-
-        Args:
-            traced: The step of this worker, as JAX has traced it.
-            data: The batch.
-
-        Raises:
-            DisagreementError: They differ, in operations, shapes, constants or captured arrays.
-        """
-        constants = traced.jaxpr.consts
-        program = digest_of(traced.jaxpr, constants)
-        if program in self._known:  # JAX has dropped it from its cache, perhaps on this worker only
-            return
-        check_same_program(self._called, jax.tree.leaves(data), program)
-        captured = captured_arrays(traced.jaxpr, constants)
-        check_equal(
-            self._called,
-            {f"captured array {place}": array for place, array in enumerate(captured)},
-            rule="an array that a step captures must be equal on all workers",
-            remedy="compute the array from the same data on all workers, or keep it in a weight of the model",
-        )
-        self._known.add(program)
-
-
 class _KerasMisses(CacheMisses):
     """Handles the cache misses of a step that the caller traces and compiles, where interrupts are safe."""
 
-    def __init__(self, missed: Callable[..., Any], jitted: jax.stages.Wrapped, check: _SamePrograms | None) -> None:
+    def __init__(self, missed: Callable[..., Any], jitted: jax.stages.Wrapped, check: SamePrograms | None) -> None:
         super().__init__(missed)
         self._jitted, self._check = jitted, check
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Ahead-of-time compilation donates nothing, and JAX caches the executable for the call below.
-        traced = self._jitted.trace(*args, **kwargs)
-        if self._check is not None:
-            self._check(traced, args[1])
+        trace = functools.partial(self._jitted.trace, *args, **kwargs)
+        traced = trace() if self._check is None else self._check.compare(trace, args[1])
         traced.lower().compile()
         here, adopt = ambient(), keras_state()
 
