@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import types
 from collections.abc import Callable
@@ -216,3 +217,33 @@ def test_an_eager_update_follows_the_variables_without_weight_decay() -> None:
     optimizer.built = True
     strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.0), weight)]))
     assert float(np.asarray(weight)) == 2.0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("how", ["reversed", "other variables", "missing"])
+@pytest.mark.filterwarnings("ignore::mirrored.errors.OutOfScopeWarning", "ignore:Gradients do not exist")
+def test_gradients_of_replicas_are_paired_by_their_variables(how: str, inside: bool, compiled: bool) -> None:
+    """Replica 1 passes its pairs in another order, or lacks the gradient that replica 0 has."""
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope() if inside else contextlib.nullcontext():
+        a, b = (keras.Variable(np.zeros(2, np.float32), name=name) for name in "ab")
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([a, b])
+
+    def replica() -> None:
+        last = mr.get_replica_context().replica_id_in_sync_group
+        first_local = mr.get_replica_context().local_index == 0
+        pairs = [(jnp.full(2, 1.0 + last), a), (jnp.full(2, 10.0 + 10 * last), b)]
+        if how == "reversed":
+            pairs = pairs if first_local else pairs[::-1]
+        elif how == "other variables":
+            pairs = pairs[:1] if first_local else pairs[1:]
+        else:
+            pairs = [(None, a), pairs[1]] if first_local else [pairs[0], (None, b)]
+        optimizer.apply_gradients(pairs)
+
+    step = lambda: strategy.run(replica)  # noqa: E731
+    (mr.function(step) if compiled else step)()
+    expected = {"reversed": (-3.0, -30.0), "other variables": (-1.0, -20.0), "missing": (-2.0, -10.0)}[how]
+    assert (float(a.numpy()[0]), float(b.numpy()[0])) == expected

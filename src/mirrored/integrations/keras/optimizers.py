@@ -27,7 +27,8 @@ from mirrored.integrations.keras.private import (
 )
 from mirrored.integrations.keras.settings import settings_of
 from mirrored.integrations.keras.variables import StrategyVariable, as_keras
-from mirrored.optimizers.gradient_merge import note_summed, refuse_keys, update_with_sums
+from mirrored.optimizers.checks import Pair
+from mirrored.optimizers.gradient_merge import note_summed, refuse_keys, update_with_sums_of
 from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import ReplicaContext, get_replica_context
 from mirrored.strategies.context import all_reduce_for
@@ -60,10 +61,12 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
             variables = variables_of_optimizer(self)
         _check_known(self, variables)
         check_gradients(self, grads, variables)
+        # The replicas may pass other variables, or in another order: the sums follow the order in the optimizer.
+        all_grads, everything = _in_order_of(self, grads, variables), variables_of_optimizer(self)
         if _are_updated_in_turn(variables):
-            _apply_once(self, list(grads), variables)
+            _apply_once(self, all_grads, everything)
         else:
-            _apply(self, _reduced(self, list(grads), variables), variables)
+            _apply(self, _reduced(self, all_grads, everything), everything)
         return None
 
     return apply_over_replicas
@@ -180,6 +183,14 @@ def _is_ours(variables: Sequence[KerasVariable]) -> bool:
     return bool(variables) and all(isinstance(variable, StrategyVariable) for variable in variables)
 
 
+def _in_order_of(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Returns one gradient for each variable that the optimizer was built with; None for those without a gradient."""
+    all_grads: list[Any] = [None] * len(variables_of_optimizer(optimizer))
+    for grad, variable in zip(grads, variables, strict=True):
+        all_grads[index_of(optimizer, variable)] = grad
+    return all_grads
+
+
 def _are_updated_in_turn(variables: Sequence[Any]) -> bool:
     """Returns whether replicas would update the variables one after another: those of no strategy, in an eager run."""
     context, here = get_replica_context(), ambient()
@@ -192,19 +203,20 @@ def _are_updated_in_turn(variables: Sequence[Any]) -> bool:
 def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> None:
     """Applies the gradients' sum over replicas once for all replicas, to variables of no strategy, and warns."""
     called = f"{type(optimizer).__name__}.apply_gradients"
-    present = [i for i, grad in enumerate(grads) if grad is not None and not _overwrites(variables[i])]
+    places = {id(one.mirrored): place for place, one in enumerate(variables) if not _overwrites(one)}
+    pairs = [(grads[place], variables[place].mirrored) for place in places.values()]
     context = get_replica_context()
     assert context is not None  # `_are_updated_in_turn` has checked it
     # On the host, because the update runs on the devices of all replicas.
     maxima = [None if one is None else np.asarray(one) for one in _maxima(called, context, grads, variables)]
 
-    def update(sums: Sequence[Any]) -> None:
+    def update(sums: Sequence[Pair], _: Sequence[Any]) -> None:
         all_sums: list[Any] = list(maxima)
-        for i, total in zip(present, sums, strict=True):
-            all_sums[i] = total
+        for total, variable in sums:
+            all_sums[places[id(variable)]] = total
         _apply(optimizer, all_sums, variables)
 
-    update_with_sums([grads[i] for i in present], update, called, optimizer)
+    update_with_sums_of(pairs, (), update, called, optimizer)
     if not vars(optimizer).get("_mirrored_warned"):
         optimizer.__dict__["_mirrored_warned"] = True
         warnings.warn(
@@ -297,17 +309,12 @@ def _reduced(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -
     return [high if total is None else total for total, high in zip(sums, maxima, strict=True)]
 
 
-def _apply(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> None:
-    """Runs the optimizer as a pure function of values, and assigns its results to the variables.
+def _apply(optimizer: Optimizer, all_grads: list[Any], everything: Sequence[Any]) -> None:
+    """Runs the optimizer as a pure function of values, and assigns its results to all variables with a gradient.
 
     This includes clipping, weight decay, loss scaling and moving averages.
     """
-    indices = [index_of(optimizer, variable) for variable in variables]
     # `stateless_apply` requires one entry for every variable that the optimizer was built with; it skips None.
-    everything = variables_of_optimizer(optimizer)
-    all_grads: list[Any] = [None] * len(everything)
-    for index, grad in zip(indices, grads, strict=True):
-        all_grads[index] = grad
     slots = list(optimizer.variables)
     present = tuple(grad is not None for grad in all_grads)
     update = _updates(optimizer, present)
