@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import array
 import collections
+import copy
 import dataclasses
 import datetime
 import decimal
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.compilation.static_keys import static_key
+from mirrored.compilation.static_keys import static_key, unchanging
 
 
 @dataclasses.dataclass
@@ -171,6 +172,48 @@ def test_contents_are_compared_by_the_type_and_the_bits_of_their_elements(kind):
     keys = [static_key(kind([number])) for number in (2, 2.0, True, 0.0, -0.0)]
     assert len(set(keys)) == len(keys)
     assert static_key(kind([2.0])) == static_key(kind([2.0]))
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        [range(0, 3, 2), range(0, 4, 2)],
+        [range(0), range(1, 1)],
+        [slice(0, 3), slice(0, 3.0), slice(0, 3, 1)],
+        [collections.deque([1], maxlen) for maxlen in (None, 1, 2)],
+        [collections.defaultdict(kind, a=1) for kind in (None, int, float)],
+    ],
+    ids=lambda values: type(values[0]).__name__,
+)
+def test_values_that_are_equal_in_python_and_that_a_program_can_tell_apart(different):
+    for within in (lambda one: one, lambda one: [one], Comparable):
+        keys = [static_key(within(one)) for one in different]
+        assert len(set(keys)) == len(keys)
+        assert keys == [static_key(within(copy.copy(one))) for one in different]
+
+
+def test_an_end_of_a_range_and_the_length_of_a_deque_are_constants_of_a_program():
+    stop = mr.function(lambda x, steps: x * steps.stop)
+    assert [float(stop(jnp.float32(1.0), range(0, end, 2))) for end in (3, 4, 3)] == [3.0, 4.0, 3.0]
+    longest = mr.function(lambda x, window: x * window.maxlen)
+    assert [float(longest(jnp.float32(1.0), collections.deque([1], end))) for end in (3, 4, 3)] == [3.0, 4.0, 3.0]
+    assert stop.trace_count == longest.trace_count == 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        collections.deque([[1]], 2),
+        collections.OrderedDict(a=[1]),
+        collections.defaultdict(list, a=[1]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_kept_argument_does_not_change_with_its_container(value):
+    key = static_key(value)
+    kept = unchanging([value])[0]
+    (value[0] if isinstance(value, collections.deque) else value["a"]).append(2)
+    assert static_key(kept) == key != static_key(value)
 
 
 def test_the_numbers_of_numpy_inside_are_compared_by_their_bits():

@@ -31,8 +31,9 @@ _BY_STATE: Final[tuple[object, ...]] = (types.SimpleNamespace.__eq__, argparse.N
 # The `==` of these classes finds equal what a program can tell apart: 0.0 and -0.0, integers and floats, one instant in
 # two time zones. What `pickle` would store of them, the arguments of their constructors, differs.
 _BY_REDUCTION: Final = (array.array, datetime.datetime, datetime.time, datetime.timezone, decimal.Decimal)
-# What `pickle` would store of these identifies them. Their `==` is not asked, because a NaN differs from itself.
-_REDUCED_WHOLE: Final = (array.array, decimal.Decimal)
+# What `pickle` would store of these identifies them. Their `==` is not asked: a NaN differs from itself, ranges with
+# other ends can be equal, and slices with integers equal those with floats.
+_REDUCED_WHOLE: Final = (array.array, decimal.Decimal, range, slice)
 
 
 class Identity:
@@ -103,6 +104,8 @@ def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
     elements = _elements(value, around)
     if elements is None:
         return (kind, _opaque(value, around))
+    if isinstance(value, (collections.deque, collections.defaultdict)):
+        elements = (_setting(value, around), elements)
     state = None if kind in _CONTAINERS else _state(value, around)
     return (kind, elements if state is None else (elements, state))
 
@@ -127,16 +130,8 @@ def _unchanging(value: Any, copies: dict[int, Any]) -> Any:
         return kind(_unchanging(one, copies) for one in value)
     if kind is set:
         return set(value)
-    if kind is list:
-        elements: list[Any] = []
-        copies[id(value)] = elements
-        elements += [_unchanging(one, copies) for one in value]
-        return elements
-    if kind is dict:
-        named: dict[Any, Any] = {}
-        copies[id(value)] = named
-        named.update((name, _unchanging(one, copies)) for name, one in value.items())
-        return named
+    if kind in (list, collections.deque, dict, collections.OrderedDict, collections.defaultdict):
+        return _unchanging_container(value, copies)
     if kind.__eq__ in _BY_STATE:
         names = list(vars(value))
     elif dataclasses.is_dataclass(kind) and kind.__eq__ is not object.__eq__:
@@ -146,6 +141,16 @@ def _unchanging(value: Any, copies: dict[int, Any]) -> Any:
     made = copies[id(value)] = copy.copy(value)
     for name in names:
         object.__setattr__(made, name, _unchanging(getattr(value, name), copies))
+    return made
+
+
+def _unchanging_container(value: Any, copies: dict[int, Any]) -> Any:
+    made = copies[id(value)] = copy.copy(value)  # of the same class, maximum length and default factory
+    made.clear()
+    if isinstance(value, dict):
+        made.update((name, _unchanging(one, copies)) for name, one in value.items())
+    else:
+        made.extend(_unchanging(one, copies) for one in value)
     return made
 
 
@@ -165,6 +170,11 @@ def _of_dataclass(value: Any, around: tuple[int, ...]) -> Hashable:
         if name not in names and not isinstance(getattr(type(value), name, None), functools.cached_property)
     )
     return compared, others, _elements(value, around)
+
+
+def _setting(value: collections.deque[Any] | collections.defaultdict[Any, Any], around: tuple[int, ...]) -> Hashable:
+    """Returns the key of what determines a container's later content: the maximum length, or the default factory."""
+    return static_key(value.maxlen if isinstance(value, collections.deque) else value.default_factory, around)
 
 
 def _elements(value: object, around: tuple[int, ...]) -> Hashable | None:
