@@ -407,6 +407,39 @@ def test_slots_of_an_optimizer_do_not_make_a_second_trace():
     assert step.trace_count == 1
 
 
+def test_slots_of_variables_that_an_earlier_trace_has_created():
+    made, optimizer = [], mr.optimizers.SGD(0.5, momentum=0.5)
+
+    @mr.function
+    def step(x):
+        if not made:
+            made.append(mr.Variable(1.0, name="late"))
+            return x
+        with mr.GradientTape() as tape:
+            loss = made[0] * x
+        optimizer.apply_gradients([(tape.gradient(loss, made[0]), made[0])])
+        return made[0] * 1.0
+
+    assert [float(step(jnp.float32(1.0))) for _ in range(3)] == [0.5, -0.25, -1.125]
+    assert (int(optimizer.iterations), step.trace_count) == (3, 3)
+
+
+def test_an_optimizer_that_every_call_would_create_is_refused():
+    made, optimizers = [], []
+
+    @mr.function
+    def step(x):
+        if not made:
+            made.append(mr.Variable(1.0, name="late"))
+            return x
+        optimizers.append(mr.optimizers.SGD(0.5, momentum=0.5))
+        optimizers[-1].apply_gradients([(x, made[0])])
+        return x
+
+    with pytest.raises(VariableError, match=r"creates its slots, such as 'sgd.*/iterations', again[\s\S]*\.build\("):
+        step(jnp.float32(1.0))
+
+
 @pytest.mark.parametrize("use", ["read", "assign", "return"])
 def test_creating_a_variable_on_every_call_is_refused(use):
     @mr.function

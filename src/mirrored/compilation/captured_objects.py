@@ -382,17 +382,26 @@ def refuse_forgotten(created: Sequence[Any], called: str) -> None:
 
 
 def refuse_created_again(created: Sequence[Any], called: str) -> None:
-    """Raises an error if the second trace of a function creates variables again.
+    """Raises an error if a further trace of a function creates variables again.
 
     Without a trace, every call would create them.
 
     Args:
-        created: The variables created in the second trace.
+        created: The variables created in the trace.
         called: The name of the function, for the message.
 
     Raises:
-        VariableError: The second trace has created a variable.
+        VariableError: The trace has created a variable.
     """
+    if created and all(variable.internal for variable in created):
+        raise VariableError(
+            called,
+            found=f"an optimizer creates its slots, such as {created[0].name!r}, again when the function is called "
+            "again",
+            rule="an optimizer must create the slots of its variables once, and reuse them in every call",
+            remedy="create the optimizer once, outside the function, and call optimizer.build(variables) before the "
+            "first call",
+        )
     if created:
         raise VariableError(
             called,

@@ -268,6 +268,8 @@ class Function(Code):
         program, frozen = self._traced_once(arguments)
         if program.created.repeats_trace or (frozen is not None and program.created):
             program, frozen = self._traced_once(arguments)
+            if program.created and not program.created.repeats_trace:  # an optimizer meets variables of the first trace
+                program, frozen = self._traced_once(arguments)
             refuse_created_again(program.created, self._name)
         if frozen is not None:
             raise frozen
@@ -307,10 +309,7 @@ class Function(Code):
         return program, python_state.frozen()
 
     def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> Any:
-        """Calls the function as Python, because per-replica batches are uneven; checks the loss scale of a first call.
-
-        If the call fails, the next one is checked.
-        """
+        """Calls the function as Python on uneven batches; checks the loss scale of the first call that succeeds."""
         if not self._has_met_ragged:
             self._has_met_ragged = True
             log_ragged(self.python_function, self._name)
