@@ -156,3 +156,32 @@ def test_a_sign_has_the_gradient_zero_and_other_steps_have_none(wrap: Any) -> No
         tape.watch(x)
         infinite = tf.sign(x) * np.inf
     assert float(tape.gradient(infinite, x)) == 0.0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("initial", [0.25, [0.25, 0.5, 0.75]])
+def test_leaky_relu_takes_a_slope_that_is_trained(initial: Any, compiled: bool) -> None:
+    slope = tf.Variable(initial)
+
+    def gradients(features: Any, alpha: Any) -> Any:
+        with tf.GradientTape() as tape:
+            result = tf.nn.leaky_relu(features, alpha)
+        return result, tape.gradient(result, slope)
+
+    features = tf.constant([-2.0, 3.0, -4.0])
+    result, gradient = (tf.function(gradients) if compiled else gradients)(features, slope)
+    np.testing.assert_allclose(result, np.where(features > 0, features, initial * features))
+    np.testing.assert_allclose(gradient, -6.0 if np.ndim(initial) == 0 else [-2.0, 0.0, -4.0])
+
+
+@pytest.mark.parametrize("features", [[-2, 3], np.array([-2, 3], np.int8)])
+@pytest.mark.parametrize("alpha", [0.5, 2, np.float32(0.5), tf.constant(0.5), tf.constant(2)])
+def test_leaky_relu_of_integers_is_computed_in_float32(features: Any, alpha: Any) -> None:
+    result = tf.nn.leaky_relu(features, alpha)
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, [-2 * float(alpha), 3.0])
+
+
+@pytest.mark.parametrize("alpha", [0.2, np.float64(0.2), np.float32(0.2), tf.constant(0.2)])
+def test_leaky_relu_keeps_the_dtype_of_its_features(alpha: Any) -> None:
+    assert tf.nn.leaky_relu(tf.constant([-1.0, 2.0], tf.bfloat16), alpha).dtype == tf.bfloat16

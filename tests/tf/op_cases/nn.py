@@ -71,6 +71,8 @@ CASES = [
     case("nn.gelu", [-0.04540231, -0.15428593, 0, 1.3995716], X, approximate=True, rtol=1e-4),
     case("nn.leaky_relu", [-0.4, -0.1, 0, 1.5], X),
     case("nn.leaky_relu", [-1, -0.25, 0, 1.5], X, alpha=0.5),
+    case("nn.leaky_relu", [-1, -0.25, 0, 1.5], X, alpha=np.array(0.5)),
+    case("nn.leaky_relu", [-1.0, 3.0], i(-2, 3), alpha=0.5),
     case("nn.log_softmax", np.log(SOFT), LOGITS),
     case("nn.relu", [0, 0, 0, 1.5], X),
     case("nn.relu6", [0, 6, 3], f(-1, 9, 3)),

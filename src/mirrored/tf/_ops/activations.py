@@ -32,7 +32,6 @@ rows(
         "nn.crelu": ("features axis=-1", _crelu),
         "nn.elu": ("features", jax.nn.elu),
         "nn.gelu": ("features approximate=False", jax.nn.gelu),
-        "nn.leaky_relu": ("features alpha>negative_slope=0.2", kinks.leaky_relu),
         "nn.log_softmax math.log_softmax": ("logits axis=None", _log_softmax),
         "nn.relu": ("features", jax.nn.relu),
         "nn.relu6": ("features", jax.nn.relu6),
@@ -47,12 +46,28 @@ rows(
 )
 
 
+@op("nn.leaky_relu")
+def leaky_relu(features: jax.Array, alpha: Operand = 0.2) -> jax.Array:
+    """Computes the leaky rectified linear activation: ``x`` above 0, and ``alpha * x`` elsewhere; integers as float32.
+
+    `alpha` may be a tensor or a variable that broadcasts against `features`, as for a slope that is trained.
+    """
+    if jnp.issubdtype(features.dtype, jnp.integer):
+        features = features.astype(jnp.float32)
+    return kinks.leaky_relu(features, _like_features(alpha, features))
+
+
+def _like_features(parameter: Operand, features: jax.Array) -> jax.Array:
+    """Converts a parameter of an activation to the dtype of real or complex features."""
+    dtype = features.dtype if jnp.issubdtype(features.dtype, jnp.inexact) else None
+    tensor = as_tensor(parameter, dtype)
+    return tensor if dtype is None else tensor.astype(dtype)
+
+
 @op("nn.silu nn.swish", named=False)
 def silu(features: jax.Array, beta: Operand = 1.0) -> jax.Array:
     """Computes the SiLU or Swish activation: ``x * sigmoid(beta * x)``."""
-    if jnp.issubdtype(features.dtype, jnp.inexact):
-        beta = as_tensor(beta, features.dtype).astype(features.dtype)
-    return features * jax.nn.sigmoid(beta * features)
+    return features * jax.nn.sigmoid(_like_features(beta, features) * features)
 
 
 @op("nn.bias_add")
