@@ -638,3 +638,112 @@ def test_arguments_in_ordered_dicts_keep_their_places(tmp_path, names):
     assert float(model.f(given)) == -5.0
     tf.saved_model.save(model, tmp_path / "a")
     assert float(tf.saved_model.load(tmp_path / "a").f(given)) == -5.0
+
+
+class Defaults(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = tf.Variable(2.0)
+
+    @tf.function
+    def __call__(self, x, training=False, scale=1.0):
+        return self.factor * x * scale + (100.0 if training else 0.0)
+
+    @tf.function
+    def by_keyword(self, x, *, training=False):
+        return x + (100.0 if training else 0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([])])
+    def declared(self, x, y=3.0):
+        return x + y
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def fixed(self, x, training=False):
+        return x + (100.0 if training else 0.0)
+
+    @tf.function
+    def several(self, x, *more, training=False, **named):
+        return x + sum(more) + (100.0 if training else 0.0) + named.get("a", 0.0)
+
+    @tf.function
+    def of_object(self, x, kind=object, scale=1.0):
+        return x * scale + (kind is object)
+
+
+@pytest.fixture(scope="module")
+def defaults(tmp_path_factory):
+    model, x = Defaults(), tf.ones([2])
+    for kwargs in ({}, {"training": True}, {"training": False}, {"scale": 4.0}):
+        model(x, **kwargs)
+    model.by_keyword(x)
+    model.by_keyword(x, training=True)
+    model.several(x)
+    model.several(x, x, x, training=True)
+    model.several(x, x, a=5.0)
+    model.of_object(x)
+    model.of_object(x, scale=2.0)
+    paths = [tmp_path_factory.mktemp("defaults") for _ in range(2)]
+    tf.saved_model.save(model, paths[0], signatures={"fixed": model.fixed})
+    tf.saved_model.save(tf.saved_model.load(paths[0]), paths[1])
+    return [tf.saved_model.load(path) for path in paths]
+
+
+CALLS = {  # the results of TensorFlow 2.21 for `Defaults` (but of `of_object`, which it cannot save)
+    "omitted": (lambda f, x: f(x), 2.0),
+    "by keyword": (lambda f, x: f(x, training=True), 102.0),
+    "the default by keyword": (lambda f, x: f(x, training=False), 2.0),
+    "by position": (lambda f, x: f(x, True), 102.0),
+    "after an omitted one": (lambda f, x: f(x, scale=4.0), 8.0),
+    "all by keyword": (lambda f, x: f(training=True, x=x), 102.0),
+    "an equal number": (lambda f, x: f(x, 0, 1), 2.0),
+    "keyword only": (lambda f, x: f.by_keyword(x), 1.0),
+    "keyword only, passed": (lambda f, x: f.by_keyword(x, training=True), 101.0),
+    "a default for a tensor": (lambda f, x: f.declared(x), 4.0),
+    "a number for a tensor": (lambda f, x: f.declared(x, y=5.0), 6.0),
+    "an undeclared parameter": (lambda f, x: f.fixed(x), 1.0),
+    "an undeclared parameter by keyword": (lambda f, x: f.fixed(x, training=False), 1.0),
+    "no more arguments": (lambda f, x: f.several(x), 1.0),
+    "more arguments": (lambda f, x: f.several(x, x, x, training=True), 103.0),
+    "named arguments": (lambda f, x: f.several(x, x, a=5.0), 7.0),
+    "a default that no file can contain": (lambda f, x: f.of_object(x), 2.0),
+    "after a default that no file can contain": (lambda f, x: f.of_object(x, scale=2.0), 3.0),
+    "a signature": (lambda f, x: f.signatures["fixed"](x)["output_0"], 1.0),
+    "a signature with its default": (lambda f, x: f.signatures["fixed"](x, training=False)["output_0"], 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("saved_again", [False, True])
+def test_defaults_and_keywords_of_loaded_functions_are_those_of_tensorflow(defaults, name, saved_again):
+    call, expected = CALLS[name]
+    np.testing.assert_array_equal(call(defaults[saved_again], tf.ones([2])), [expected] * 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f, x: f(x, True, 4.0),
+        lambda f, x: f(x, unknown=1),
+        lambda f, x: f(x, False, 1.0, 2),
+        lambda f, x: f(x, x=x),
+        lambda f, x: f.by_keyword(x, True),
+        lambda f, x: f.fixed(x, training=True),
+        lambda f, x: f(x, x),
+        lambda f, x: tf.function(lambda flag: f(x, flag))(tf.constant(False)),
+        lambda f, x: f.signatures["fixed"](x, training=True),
+    ],
+)
+def test_arguments_for_which_no_program_was_saved(defaults, call):
+    with pytest.raises(ArgumentError, match="arguments must match a saved signature"):
+        call(defaults[0], tf.ones([2]))
+
+
+def test_calls_that_pass_a_default_have_one_program(defaults):
+    spec = tf.TensorSpec([2])
+    assert [one.arguments() for one in defaults[0].named_call()["__call__"].programs] == [
+        ((spec, False, 1.0), {}),
+        ((spec, True, 1.0), {}),
+        ((spec, False, 4.0), {}),
+    ]
+    assert defaults[0].by_keyword.structured_input_signature == ((spec,), {"training": False})
+    assert defaults[0].signatures["fixed"].structured_input_signature == ((tf.TensorSpec([None]),), {})

@@ -15,8 +15,9 @@ import jax
 from mirrored.compilation import Function
 from mirrored.compilation.concrete import ConcreteFunction
 from mirrored.errors import ArgumentError
-from mirrored.tf._ops.open_sizes import opened
+from mirrored.tf._ops.open_sizes import Open, opened
 from mirrored.tf._saved_model.loading import LoadedFunction, LoadedModel, LoadedProgram
+from mirrored.tf._saved_model.parameters import Bound, Parameters, same_static
 from mirrored.tf._shapes import Described, TensorSpec
 
 SAVED: Final = "tf.saved_model.save"
@@ -28,8 +29,10 @@ class Signature:
 
     Attributes:
         function: The function; takes the arguments by position.
-        names: The names of its parameters.
+        names: The names of the parameters that `inputs` are the arguments of, followed by other ones with a default.
         inputs: The arguments, with `Open` for arrays.
+        keywords: The names of the parameters that the caller of the loaded function passes by keyword.
+        defaults: The defaults of parameters, by name.
         seen: Arguments of earlier calls.
         is_declared: Whether an ``input_signature`` declares the arguments; False if they come from earlier calls.
     """
@@ -37,15 +40,27 @@ class Signature:
     function: Callable[..., Any]
     names: list[str]
     inputs: tuple[Any, ...]
+    keywords: Sequence[str] = ()
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seen: tuple[Any, ...] = ()
     is_declared: bool = True
 
-    def with_named_outputs(self) -> Signature:
-        """Returns a copy of this signature whose function returns its results as a dict.
+    def as_entry(self) -> Signature:
+        """Returns this signature as an entry of ``signatures``: the results are a dict, defaults are no arguments."""
+        count = len(self.inputs)
+        while count and self._is_default(count - 1):
+            count -= 1
+        fixed, function = self.inputs[count:], _named_outputs(self.function)
+        return dataclasses.replace(
+            self,
+            function=lambda *inputs: function(*inputs, *fixed),
+            inputs=self.inputs[:count],
+            seen=tuple(one[:count] for one in self.seen),
+        )
 
-        The entries of ``signatures`` do that.
-        """
-        return dataclasses.replace(self, function=_named_outputs(self.function))
+    def _is_default(self, place: int) -> bool:
+        name = self.names[place]
+        return name in self.defaults and same_static(self.inputs[place], self.defaults[name])
 
 
 def _named_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +120,7 @@ def signatures_of(name: str, function: object) -> list[Signature] | list[LoadedP
     These are its ``input_signature``, or all arguments for which it has been traced.
 
     Raises:
-        ArgumentError: It is not a compiled function, or a call of it cannot be expressed by position.
+        ArgumentError: It is not a compiled function.
     """
     if isinstance(function, ConcreteFunction):
         return [_concrete(function)]
@@ -118,12 +133,39 @@ def signatures_of(name: str, function: object) -> list[Signature] | list[LoadedP
             rule="signatures must be tf.functions",
             remedy="decorate the function with @tf.function(input_signature=[...])",
         )
-    python, names = function.traced_function, _argument_names(function.python_function)
-    seen = [opened(_positional(names, *traced)) for traced in function.traced_inputs()]
-    if function.input_signature is not None:
-        given = list(function.input_signature)
-        return [Signature(python, _spec_names(names, given), tuple(opened(given)), tuple(seen))]
-    return [Signature(python, names, inputs, is_declared=False) for inputs in seen]
+    parameters = Parameters(function.python_function)
+    traced = [parameters.bind(*opened(call)) for call in function.traced_inputs()]
+    if function.input_signature is None:
+        return _without_repetitions([_bound(function, parameters, one) for one in traced])
+    declared = parameters.bind(opened(list(function.input_signature)), {})
+    names = _spec_names(declared.names, function.input_signature)
+    seen = tuple(one.inputs for one in traced)
+    return [dataclasses.replace(_bound(function, parameters, declared), names=names, seen=seen, is_declared=True)]
+
+
+def _bound(function: Function, parameters: Parameters, call: Bound) -> Signature:
+    called = call.by_position(function.traced_function)
+    return Signature(called, call.names, call.inputs, call.keywords, parameters.defaults, is_declared=False)
+
+
+def _without_repetitions(signatures: Sequence[Signature]) -> list[Signature]:
+    """Omits signatures whose arguments are those of an earlier one, as those of a call that passes a default."""
+    found: list[Signature] = []
+    for one in signatures:
+        if not any(one.names == other.names and _are_same(one.inputs, other.inputs) for other in found):
+            found.append(one)
+    return found
+
+
+def _are_same(inputs: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    (ones, structure), (twos, other) = (jax.tree.flatten(each, is_leaf=_is_leaf) for each in (inputs, others))
+    return bool(structure == other) and all(  # type: ignore[operator]
+        one == two if isinstance(one, Open) else same_static(one, two) for one, two in zip(ones, twos, strict=True)
+    )
+
+
+def _is_leaf(value: object) -> bool:
+    return value is None or isinstance(value, Open)
 
 
 def _concrete(concrete: ConcreteFunction) -> Signature:
@@ -137,27 +179,7 @@ def _concrete(concrete: ConcreteFunction) -> Signature:
     return Signature(call, concrete.array_names, tuple(opened(concrete.arrays)))
 
 
-def _positional(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Converts keyword arguments to positional ones; raises an error if an earlier argument is omitted."""
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if list(given) != names[: len(given)] and set(given) != set(names[: len(given)]):
-        raise ArgumentError(
-            SAVED,
-            found=f"{', '.join(kwargs)} was passed by keyword while an earlier argument was left at its default",
-            rule="saved functions can only be called by position, without gaps",
-            remedy="call the function before saving with that earlier argument, too",
-        )
-    return tuple(given[name] for name in names[: len(given)]) if kwargs else args
-
-
-def _argument_names(function: Callable[..., Any]) -> list[str]:
-    parameters = list(inspect.signature(function).parameters.values())
-    if hasattr(function, "__wrapped__") and parameters and parameters[0].name == "self":
-        parameters = parameters[1:]
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [one.name for one in parameters if one.kind in kinds]
-
-
 def _spec_names(names: list[str], specs: Sequence[Any]) -> list[str]:
-    """Returns the names of the parameters; if there are none (a Keras model), those of the specs."""
-    return names or [getattr(one, "name", None) or f"args_{place}" for place, one in enumerate(specs)]
+    """Returns the names of the parameters; for those of ``*args`` (a Keras model), the names of the specs."""
+    own = [getattr(one, "name", None) or f"args_{place}" for place, one in enumerate(specs)]
+    return [own[place] if name == f"args_{place}" else name for place, name in enumerate(names)]

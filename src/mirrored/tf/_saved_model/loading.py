@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import jax
 import jax.export  # not part of `import jax`
 import numpy as np
 
+from mirrored._jax.traces import Tracer
 from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.checkpoint import CheckpointReader
@@ -74,7 +75,10 @@ def load(export_dir: str | os.PathLike[str], tags: object = None, options: LoadO
     ]
 
     def made(entries: Mapping[str, list[Any]]) -> dict[str, LoadedFunction]:
-        return {name: LoadedFunction(name, _programs(directory, all_, variables)) for name, all_ in entries.items()}
+        return {
+            name: LoadedFunction(name, [_program(directory, one, variables) for one in all_])
+            for name, all_ in entries.items()
+        }
 
     model = LoadedModel(variables, made(about["functions"]), made(about["signatures"]))
     rebuilt(about["objects"], variables, model)
@@ -93,11 +97,17 @@ class LoadedProgram:
     Attributes:
         exported: The program.
         entry: Its description in the file of the saved model.
+        names: The names of the parameters that `inputs` are the arguments of, followed by other ones with a default.
+        keywords: The names of those that can be passed by keyword only.
+        defaults: The defaults of parameters, by name.
+        inputs: The arguments, with a `tf.TensorSpec` for each array.
     """
 
     exported: jax.export.Exported
     entry: Mapping[str, Any]
     names: list[str]
+    keywords: list[str]
+    defaults: dict[str, Any]
     inputs: Any
     output: Any
     conditions: list[str]
@@ -108,7 +118,18 @@ class LoadedProgram:
         """Returns the program as it was saved, with its gradient if it had one."""
         return bytes(self.exported.serialize(vjp_order=1 if self.exported.has_vjp() else 0))
 
-    def with_named_outputs(self) -> LoadedProgram:
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns `inputs` as positional and keyword arguments."""
+        named = dict(zip(self.names, self.inputs, strict=False))
+        by_keyword = {name: one for name, one in named.items() if name in self.keywords}
+        return tuple(self.inputs[: len(self.inputs) - len(by_keyword)]), by_keyword
+
+    def described(self) -> str:
+        """Returns the arguments for messages."""
+        args, kwargs = self.arguments()
+        return ", ".join([str(args), *(f"{name}={value}" for name, value in kwargs.items())])
+
+    def as_entry(self) -> LoadedProgram:
         """Returns a copy whose result is a dict, as that of the entries of ``signatures``."""
         kind, content = next(iter(self.entry["output"].items()))
         if kind in ("dict", ORDERED):
@@ -133,20 +154,20 @@ def _leaves(kind: str, content: Any) -> list[Any]:
     return [leaf for one in inside for leaf in _leaves(*next(iter(one.items())))]
 
 
-def _programs(directory: Path, entries: Iterable[Any], variables: Sequence[Variable]) -> list[LoadedProgram]:
-    return [
-        LoadedProgram(
-            jax.export.deserialize(bytearray((directory / PROGRAMS / one["file"]).read_bytes())),
-            one,
-            one["names"],
-            _from_json(one["inputs"]),
-            _from_json(one["output"]),
-            one["conditions"],
-            [variables[at] for at in one["reads"]],
-            [variables[at] for at in one["assigns"]],
-        )
-        for one in entries
-    ]
+def _program(directory: Path, entry: Mapping[str, Any], variables: Sequence[Variable]) -> LoadedProgram:
+    names, inputs = entry["names"], _from_json(entry["inputs"])
+    return LoadedProgram(
+        jax.export.deserialize(bytearray((directory / PROGRAMS / entry["file"]).read_bytes())),
+        entry,
+        [*names, *(f"args_{place}" for place in range(len(names), len(inputs)))],
+        entry.get("keywords", []),  # earlier versions saved neither these nor defaults
+        {name: _from_json(one) for name, one in entry.get("defaults", {}).items()},
+        inputs,
+        _from_json(entry["output"]),
+        entry["conditions"],
+        [variables[at] for at in entry["reads"]],
+        [variables[at] for at in entry["assigns"]],
+    )
 
 
 def _from_json(value: Mapping[str, Any]) -> Any:
@@ -177,7 +198,7 @@ class LoadedFunction:
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the function's first signature, with a `tf.TensorSpec` for each array."""
-        return tuple(self._loaded[0].inputs), {}
+        return self._loaded[0].arguments()
 
     @property
     def structured_outputs(self) -> Any:
@@ -195,7 +216,7 @@ class LoadedFunction:
                 arrays = _fitted(program, args, kwargs, has_same_types)
                 if arrays is not None:
                     return _run(program, arrays)
-        known = "; ".join(str(program.inputs) for program in self._loaded)
+        known = "; ".join(program.described() for program in self._loaded)
         raise ArgumentError(
             self.__name__,
             found=f"it was called with {_shown(args)}{f' and {_shown(kwargs)}' if kwargs else ''}",
@@ -239,14 +260,9 @@ def _fitted(
         kwargs: The arguments by keyword.
         has_same_types: Whether other arguments than arrays must have the types of those of the program.
     """
-    places = {name: place for place, name in enumerate(program.names)}
-    values = list(args) + [None] * (len(program.inputs) - len(args))
-    if len(args) > len(program.inputs) or any(places.get(name, -1) < len(args) for name in kwargs):
+    values = _bound(program, args, kwargs, has_same_types)
+    if values is None:
         return None
-    for name, value in kwargs.items():
-        if places[name] >= len(values):
-            return None
-        values[places[name]] = value
     values = [
         _of_list(value, spec) if isinstance(spec, TensorSpec) and isinstance(value, (list, tuple)) else value
         for spec, value in zip(program.inputs, values, strict=True)
@@ -259,7 +275,7 @@ def _fitted(
     arrays = []
     for spec, leaf in zip(specs, leaves, strict=True):
         if not isinstance(spec, TensorSpec):
-            if spec != leaf or (has_same_types and type(spec) is not type(leaf)):
+            if not _is_fixed(spec, leaf, has_same_types):
                 return None
             continue
         array = _as(spec, leaf)
@@ -267,6 +283,34 @@ def _fitted(
             return None
         arrays.append(array)
     return arrays
+
+
+def _bound(
+    program: LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, Any], has_same_types: bool
+) -> list[Any] | None:
+    """Returns the values of `program.inputs`, with defaults for omitted ones; None if others have no parameter.
+
+    A parameter that is not among the inputs can only be passed its default.
+    """
+    positional = [name for name in program.names if name not in program.keywords]
+    if len(args) > len(positional) or any(name not in program.names for name in kwargs):
+        return None
+    given = dict(zip(positional, args, strict=False))
+    if given.keys() & kwargs.keys():
+        return None
+    given.update(kwargs)
+    count, defaults = len(program.inputs), program.defaults
+    for name in program.names[count:]:
+        if name in given and not (name in defaults and _is_fixed(defaults[name], given[name], has_same_types)):
+            return None
+    return [given[name] if name in given else defaults.get(name) for name in program.names[:count]]
+
+
+def _is_fixed(wanted: object, value: object, has_same_types: bool) -> bool:
+    """Returns whether an argument is the fixed one of the program; a traced or larger array never is."""
+    if isinstance(value, Tracer) or (has_same_types and type(wanted) is not type(value)):
+        return False
+    return not (hasattr(value, "ndim") and value.ndim) and bool(wanted == value)
 
 
 def _in_order_of(spec: Any, value: Any) -> Any:

@@ -136,7 +136,7 @@ def _entries(functions: _Programs, signatures: Signatures | Mapping[str, LoadedF
     own = [given for given in functions.values() if not any(isinstance(one, LoadedProgram) for one in given)]
     if signatures is None and len(own) == 1:
         entries = {DEFAULT: [one for one in own[0] if isinstance(one, Signature) and one.is_declared]}
-    return {name: [one.with_named_outputs() for one in given] for name, given in entries.items() if given}
+    return {name: [one.as_entry() for one in given] for name, given in entries.items() if given}
 
 
 def _write(directory: Path, obj: object, functions: _Programs, entries: _Programs) -> None:
@@ -248,6 +248,8 @@ def _written(
     return {
         "file": path.name,
         "names": signature.names,
+        "keywords": list(signature.keywords),
+        "defaults": {name: _to_json(value) for name, value in signature.defaults.items()},
         "inputs": _to_json(traced.inputs),
         "output": _to_json(pure.output),
         "conditions": list(traced.conditions),
