@@ -747,3 +747,57 @@ def test_calls_that_pass_a_default_have_one_program(defaults):
     ]
     assert defaults[0].by_keyword.structured_input_signature == ((spec,), {"training": False})
     assert defaults[0].signatures["fixed"].structured_input_signature == ((tf.TensorSpec([None]),), {})
+
+
+CHECKS = {
+    "assert_positive": lambda x: tf.debugging.assert_positive(x),
+    "assert_equal": lambda x: tf.debugging.assert_equal(x, x),
+    "assert_near": lambda x: tf.debugging.assert_near(x, x),
+    "Assert": lambda x: tf.debugging.Assert(tf.reduce_all(x > 0), [x]),
+    "check_numerics": lambda x: tf.debugging.check_numerics(x, "message"),
+    "check_numerics of assert_all_finite": lambda x: tf.debugging.assert_all_finite(x, "message"),
+    "assert_less": lambda x: tf.cond(x[0] > 0, lambda: tf.debugging.assert_less(x, 9.0) or x, lambda: x),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_functions_with_traced_checks_are_saved_without_them(tmp_path, name):
+    model = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def double(x):
+        CHECKS[name](x)
+        return 2.0 * x
+
+    model.double = double
+    with pytest.warns(UserWarning, match=rf"omit the checks of tf\.debugging\.{name.partition(' ')[0]},") as caught:
+        tf.saved_model.save(model, tmp_path)
+    assert [one.filename for one in caught] == [__file__]
+    np.testing.assert_array_equal(tf.saved_model.load(tmp_path).double(tf.ones([2])), [2.0, 2.0])
+
+
+def test_checks_of_shapes_are_saved_without_a_warning(tmp_path, recwarn):
+    model = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec([3])])
+    def double(x):
+        tf.debugging.assert_rank(x, 1)
+        tf.debugging.assert_shapes([(x, (3,))])
+        return 2.0 * x
+
+    model.double = double
+    tf.saved_model.save(model, tmp_path)
+    assert not recwarn.list
+
+
+def test_functions_that_call_python_are_not_saved(tmp_path):
+    model = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec([3])])
+    def double(x):
+        jax.debug.print("{}", x)
+        return 2.0 * x
+
+    model.double = double
+    with pytest.raises(ArgumentError, match="calls Python while it runs"):
+        tf.saved_model.save(model, tmp_path)

@@ -1,7 +1,8 @@
 """`tf.debugging`: assertions on the values, shapes and dtypes of tensors.
 
 Values are checked where they are known: eagerly, and for constants while tracing. In compiled code, a failed check is
-logged at level ERROR at run time: an exception on one device would leave the others deadlocked in a collective.
+logged at level ERROR at run time: an exception on one device would leave the others deadlocked in a collective. The
+programs of `tf.saved_model` omit checks of values that are not known.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mirrored._typing import Array, DTypeLike, HostArray, Operand
 from mirrored.tf._data.host_arrays import as_bytes_array, is_text
 from mirrored.tf._dtypes import as_dtype
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._host_calls import omits_host_call
 from mirrored.tf._table import op, tensors
 from mirrored.tf._tensors import as_tensor, is_tensor
 
@@ -29,7 +31,8 @@ def _require(called: str, holds: jax.Array, message: str | None, rule: str, valu
     try:
         failed = not bool(holds)
     except jax.errors.ConcretizationTypeError:
-        jax.debug.callback(functools.partial(_log_failure, called, message, rule), holds)
+        if not omits_host_call(called):
+            jax.debug.callback(functools.partial(_log_failure, called, message, rule), holds)
         return
     if failed:
         raise InvalidArgumentError.of(

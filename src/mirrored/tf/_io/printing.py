@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,10 +15,9 @@ from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import Tracer
 from mirrored._typing import PyTree
 from mirrored.tf._asking import inside_function
+from mirrored.tf._host_calls import omits_host_call
 from mirrored.tf._table import op
 from mirrored.tf._tensors import is_tensor
-
-_silent: contextvars.ContextVar[bool] = contextvars.ContextVar("silent", default=False)
 
 
 def tensor_text(array: np.ndarray[Any, Any], summarize: int) -> str:
@@ -96,23 +93,13 @@ def print_(
     write = functools.partial(
         _print_now, others, treedef, sep, end, 10**9 if summarize == -1 else summarize, output_stream
     )
-    if _silent.get():
+    if omits_host_call("tf.print"):
         return
     # A program prints at each execution, also text alone: a trace would print it once, and those of all branches.
     if inside_function() or any(isinstance(payload_of(one), Tracer) for one in arrays.values()):
         jax.debug.callback(write, {i: jax.numpy.asarray(one) for i, one in arrays.items()})
     else:
         write({i: np.asarray(one) for i, one in arrays.items()})
-
-
-@contextlib.contextmanager
-def without_printing() -> Iterator[None]:
-    """A context manager in which `tf.print` prints nothing, for programs that cannot contain calls of the host."""
-    token = _silent.set(True)
-    try:
-        yield
-    finally:
-        _silent.reset(token)
 
 
 def _as_it_is_now(leaf: Any) -> Any:

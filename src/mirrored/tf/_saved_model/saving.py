@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ import jax
 import jax.export  # not part of `import jax`
 import jax.numpy as jnp
 
+from mirrored._jax.inlining import calls_python
+from mirrored._jax.source_lines import user_stacklevel
 from mirrored._typing import PyTree
 from mirrored.checkpoint import Checkpoint
 from mirrored.checkpoint.sharing import several_workers, writes_here
@@ -28,7 +31,7 @@ from mirrored.collectives.host_allgather import host_allgather
 from mirrored.compilation import Function
 from mirrored.compilation.concrete import ConcreteFunction, Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
-from mirrored.tf._io.printing import without_printing
+from mirrored.tf._host_calls import without_host_calls
 from mirrored.tf._ops.open_sizes import Traced, traced_for
 from mirrored.tf._saved_model.functions import SAVED, Signature, functions_of, signatures_of
 from mirrored.tf._saved_model.loading import (
@@ -168,6 +171,7 @@ def _write_parts(
     """Writes the parts of a program to an empty folder, and its variables to a checkpoint."""
     (folder / PROGRAMS).mkdir()
     variables: dict[int, Variable] = {}
+    omitted: set[str] = set()
     written: dict[str, dict[str, list[Any]]] = {"functions": {}, "signatures": {}}
     for kind, group in (("functions", functions), ("signatures", entries)):
         for name, signatures in group.items():
@@ -175,8 +179,9 @@ def _write_parts(
             written[kind][name] = [
                 entry
                 for number, one in enumerate(signatures)
-                for entry in _write_programs(file, number, one, variables)
+                for entry in _write_programs(file, number, one, variables, omitted)
             ]
+    _warn_of_checks(omitted)
     objects = Objects(variables)
     objects.add(obj)
     if variables:
@@ -184,6 +189,18 @@ def _write_parts(
     about = [{"name": one.name, "trainable": one.trainable} for one in variables.values()]
     document = {"version": 2, "variables": about, "objects": objects.nodes, **written}
     (folder / FILE).write_text(json.dumps(document), encoding="utf-8")
+
+
+def _warn_of_checks(omitted: set[str]) -> None:
+    """Warns of the assertions that the programs omit; that they do not print is documented only."""
+    checks = sorted(omitted - {"tf.print"})
+    if checks:
+        warnings.warn(
+            f"{SAVED}: the saved programs omit the checks of {', '.join(checks)}, because a saved program cannot call "
+            "Python to report a failure. Check the arguments before you call a loaded function, or let it return the "
+            "condition.",
+            stacklevel=user_stacklevel(),
+        )
 
 
 def _check_replaceable(folder: Path, not_ours: set[str]) -> None:
@@ -221,7 +238,11 @@ def _put_in_place(unfinished: Path, directory: Path) -> None:
 
 
 def _write_programs(
-    file: Path, number: int, signature: Signature | LoadedProgram, variables: dict[int, Variable]
+    file: Path,
+    number: int,
+    signature: Signature | LoadedProgram,
+    variables: dict[int, Variable],
+    omitted: set[str],
 ) -> list[Any]:
     if isinstance(signature, LoadedProgram):
         path = file.with_name(f"{file.name}-{number}-0")
@@ -229,7 +250,7 @@ def _write_programs(
         return [{**signature.entry, "file": path.name, **_numbered(signature, variables)}]
 
     def trace(inputs: PyTree) -> tuple[Pure, bytes]:
-        with without_printing():
+        with without_host_calls(omitted):
             pure = as_pure(signature.function, inputs, SAVED, aggregates=True)
             return pure, _exported(pure, inputs)
 
@@ -272,6 +293,13 @@ def _exported(pure: Pure, inputs: PyTree) -> bytes:
     state = [jax.ShapeDtypeStruct(variable.component_shape, variable.dtype) for variable in pure.reads]
     arrays = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.ShapeDtypeStruct)]
     program = jax.jit(lambda values, operands: pure.call(values, operands))
+    if any(map(calls_python, program.trace(state, arrays).jaxpr.eqns)):
+        raise ArgumentError(
+            SAVED,
+            found="a function calls Python while it runs (jax.debug.print, a callback, or tf.py_function)",
+            rule="a saved program can contain only operations of JAX; only tf.print and assertions are omitted",
+            remedy="save a function without this call",
+        )
     try:
         exported = jax.export.export(program, platforms=_PLATFORMS)(state, arrays)
     except NotImplementedError:  # one of the platforms lacks an operation

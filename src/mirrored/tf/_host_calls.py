@@ -1,0 +1,28 @@
+"""Calls of the host (`tf.print`, assertions) that the programs of `tf.saved_model` omit: they cannot contain any."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+_omitted: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar("omitted", default=None)
+
+
+def omits_host_call(called: str) -> bool:
+    """Returns whether a function that is being traced must not call the host; records what it would have called."""
+    omitted = _omitted.get()
+    if omitted is None:
+        return False
+    omitted.add(called)
+    return True
+
+
+@contextlib.contextmanager
+def without_host_calls(omitted: set[str]) -> Iterator[None]:
+    """A context manager in which functions are traced without calls of the host, whose names are added to `omitted`."""
+    token = _omitted.set(omitted)
+    try:
+        yield
+    finally:
+        _omitted.reset(token)
