@@ -166,3 +166,17 @@ def test_an_error_that_does_not_come_again_does_not_move_a_position_behind_a_cac
     assert read(restored) == [4, 5]
     assert read(dataset) == [0, 1, 2, 3, 4, 5]
     assert read(iterator) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (3, [[0, 1, 2], [3, 4, 5], [8, 9, 10], [11]]),
+        (5, [[0, 1, 2, 3, 4], [8, 9, 10, 11]]),
+        ([1, 4], [[0], [1, 2, 3, 4], [5], [8, 9, 10, 11]]),
+    ],
+)
+def test_rebatch_drops_the_examples_of_the_batch_that_an_error_ends(sizes: Any, expected: list[list[int]]) -> None:
+    """The batches are those of TensorFlow 2.21."""
+    batches = Dataset.range(12).batch(2).map(lambda batch: (damaged(6)(batch[0]), batch)[1])
+    assert read(batches.rebatch(sizes).ignore_errors()) == expected

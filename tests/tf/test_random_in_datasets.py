@@ -239,3 +239,12 @@ def test_a_position_of_a_pass_that_began_before_the_seed_was_set_is_followed_by_
     reading.set_state(position)
     assert numbers(reading) == passed
     assert not set(numbers(dataset)) & set(passed)
+
+
+def test_datasets_that_a_function_of_map_makes_are_shuffled_alike_as_in_tensorflow() -> None:
+    tf.random.set_seed(3)
+    dataset = tf.data.Dataset.range(3).map(
+        lambda _: tf.data.Dataset.range(20).shuffle(20).batch(20).get_single_element()
+    )
+    orders = [list(map(int, order)) for order in dataset.as_numpy_iterator()]
+    assert orders[0] == orders[1] == orders[2] != sorted(orders[0])

@@ -156,6 +156,9 @@ class Grouping(Steps):
     def rebatch(self, batch_size: StaticInts, drop_remainder: bool = False) -> Self:
         """Regroups the examples of a dataset of batches into batches of another size, or cycles through several sizes.
 
+        If a batch of the dataset raises an exception, the examples before it that were to be returned with its own are
+        dropped, as in TensorFlow.
+
         Args:
             batch_size: The number of examples per batch; or a sequence of sizes, through which the batches cycle. A
                 size of 0 gives an empty batch.

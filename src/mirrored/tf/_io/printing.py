@@ -83,7 +83,8 @@ def print_(
 
     A file is named ``file://...``.
 
-    Context: any. Compiled code prints in each execution, once per replica, and the order of the lines is not fixed.
+    Context: any. Compiled code prints in each execution, once per replica. The order of the lines of several calls is
+    not fixed, as JAX orders calls of the host on one device only: print values that belong together in one call.
     Programs of `tf.saved_model` do not print: they cannot contain calls of the host.
     """
     del name

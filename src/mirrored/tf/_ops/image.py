@@ -57,7 +57,8 @@ def resize(
 ) -> jax.Array:
     """Resizes images to a given height and width.
 
-    Returns float32, or for "nearest" the dtype of the images.
+    Returns float32, or for "nearest" the dtype of the images. A pixel that is NaN or infinite makes its whole channel
+    NaN, except with "nearest", and with "bilinear" without `antialias`, where it affects only its neighbors.
 
     Raises:
         InvalidArgumentError: The method is unknown.

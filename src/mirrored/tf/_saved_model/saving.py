@@ -116,7 +116,7 @@ def save(
 
     TensorFlow: `tf.saved_model.save`, in another format. What the program does with an unknown size may constrain that
     size (a reshape to rows of 784 needs a multiple of 784 elements). For an unknown number of dimensions, up to six
-    dimensions are saved.
+    dimensions are saved. Programs omit `tf.print`, and with a warning the assertions of `tf.debugging` on values.
     """
     del options
     functions = {name: signatures_of(name, one) for name, one in functions_of(obj).items()}
