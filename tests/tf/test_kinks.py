@@ -185,3 +185,10 @@ def test_leaky_relu_of_integers_is_computed_in_float32(features: Any, alpha: Any
 @pytest.mark.parametrize("alpha", [0.2, np.float64(0.2), np.float32(0.2), tf.constant(0.2)])
 def test_leaky_relu_keeps_the_dtype_of_its_features(alpha: Any) -> None:
     assert tf.nn.leaky_relu(tf.constant([-1.0, 2.0], tf.bfloat16), alpha).dtype == tf.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.float16, np.float32])
+def test_relu6_keeps_the_dtype(dtype: type[np.generic]) -> None:
+    result = tf.nn.relu6(tf.constant(np.array([0, 3, 9], dtype)))
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result, [0, 3, 6])

@@ -27,6 +27,10 @@ def _log_softmax(logits: jax.Array, axis: int | None) -> jax.Array:
     return jax.nn.log_softmax(logits, axis=-1 if axis is None else axis)
 
 
+def _relu6(features: jax.Array) -> jax.Array:
+    return jax.nn.relu6(features).astype(features.dtype)  # JAX's upper bound of 6.0 makes integers float32
+
+
 rows(
     {
         "nn.crelu": ("features axis=-1", _crelu),
@@ -34,7 +38,7 @@ rows(
         "nn.gelu": ("features approximate=False", jax.nn.gelu),
         "nn.log_softmax math.log_softmax": ("logits axis=None", _log_softmax),
         "nn.relu": ("features", jax.nn.relu),
-        "nn.relu6": ("features", jax.nn.relu6),
+        "nn.relu6": ("features", _relu6),
         "nn.selu": ("features", kinks.selu),
         "nn.softmax math.softmax": ("logits axis=None", _softmax),
         "nn.softplus math.softplus": ("features", jax.nn.softplus),
