@@ -129,7 +129,7 @@ def test_numbers_get_the_dtypes_of_tensorflow() -> None:
         lambda texts: D.from_tensors(texts).unbatch(),
         lambda texts: D.from_generator(lambda: [(texts, 1)]).map(lambda texts, _: texts).unbatch(),
         lambda texts: D.from_generator(lambda: [texts], output_types="string").unbatch(),
-        lambda texts: D.range(1).map(lambda _: texts).unbatch(),
+        lambda texts: D.range(1).map(lambda _: (texts, 1)).map(lambda texts, _: texts).unbatch(),
         lambda texts: D.range(1).scan(0, lambda state, _: (state, texts)).unbatch(),
     ],
 )

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import jax
 
 from mirrored.data.elements import Element, handed_out, own_element
-from mirrored.errors import ContextError, InputError
+from mirrored.errors import ContextError, InputError, StructureError
 from mirrored.runtime.element_draws import FunctionDraws, drawing_for
 
 
@@ -71,10 +71,35 @@ def is_in_function() -> bool:
 def transformed(
     function: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionDraws | None = None
 ) -> Element:
-    """Calls a user function on a dataset element with `call`, and converts the result to a pytree of NumPy arrays."""
+    """Calls a user function on a dataset element with `call`, and converts the result to a pytree of NumPy arrays.
+
+    A list becomes a tuple, as in TensorFlow: it is more often the several results of an operation, such as
+    `tf.numpy_function`, than one array. Lists inside of the result become arrays.
+    """
     result = call(function, element, called, index, draws)
     with naming_element(called, index):
+        if isinstance(result, list):
+            result = tuple(result)
         return own_element(result, called)
+
+
+def is_true(
+    predicate: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionDraws | None = None
+) -> bool:
+    """Calls a predicate of a user on a dataset element with `call`.
+
+    Raises:
+        StructureError: It returned a list or tuple, which would be true for every element.
+    """
+    result = call(predicate, element, called, index, draws)
+    if isinstance(result, list | tuple):
+        raise StructureError(
+            called,
+            found=f"the predicate returned a {type(result).__name__} of {len(result)} for element {index}",
+            rule="the predicate must return one boolean",
+            remedy="return an item of it, or len(...) > 0; pass one dtype, not a list, as Tout of tf.py_function",
+        )
+    return bool(result)
 
 
 class naming_element:

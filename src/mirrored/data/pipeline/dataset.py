@@ -68,7 +68,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         """Applies `map_func` to every element.
 
         Args:
-            map_func: Takes an element and returns an element. A tuple is passed as separate arguments.
+            map_func: Takes an element and returns an element. A tuple is passed as separate arguments. A list that it
+                returns becomes a tuple; lists inside of the element, as in a dict, become arrays.
             num_parallel_calls: Number of threads that call it, if the pipeline is indexed; AUTOTUNE: one per core. The
                 order of elements does not change.
             deterministic: Accepted for compatibility with TensorFlow and ignored.
@@ -88,7 +89,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         threads, or resuming from a saved position, does not change them.
 
         Args:
-            map_func: Takes an element (a tuple as separate arguments) and a `numpy.random.Generator`.
+            map_func: Takes an element (a tuple as separate arguments) and a `numpy.random.Generator`. A list that it
+                returns becomes a tuple, as in `map`.
             seed: An int. None: drawn, from the seed of `tf.random.set_seed` if there is one, and saved with positions.
         """
         known = seed_of(seed)
@@ -286,7 +288,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
 
         Args:
             initial_state: A pytree of arrays.
-            reduce_func: From a state and an element to the next state.
+            reduce_func: From a state and an element to the next state. A list that it returns gets the structure of the
+                state: a tuple, or one array.
 
         Example:
             >>> import numpy as np
@@ -296,7 +299,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         state, function = own_element(initial_state, "Dataset.reduce"), type(self).adapted(reduce_func)
         with self.iterator(lambda element: element) as elements:
             for index, element in enumerate(elements):
-                state = transformed(stateful.Given(function, state, element), element, "Dataset.reduce", index)
+                state = transformed(stateful.NextState(function, state, element), element, "Dataset.reduce", index)
         return type(self).hand_out(state)
 
     def __repr__(self) -> str:

@@ -309,8 +309,8 @@ class Sampling(Steps):
 
         Args:
             initial_state: A pytree of arrays.
-            scan_func: From a state and an element to the next state and an output element. The next state has the same
-                structure and dtypes.
+            scan_func: From a state and an element to a pair, the next state and an output element. The next state has
+                the same structure and dtypes.
 
         Example:
             >>> import numpy as np

@@ -17,9 +17,9 @@ import numpy as np
 
 from mirrored._jax.trees import tree_map
 from mirrored.data import specs
-from mirrored.data.calling import call, naming_element, no_end
+from mirrored.data.calling import call, is_true, naming_element, no_end
 from mirrored.data.cursors import Cursor, IterableCursor, has_ended_generator
-from mirrored.data.elements import Element, handed_out, keeps_values, own_element
+from mirrored.data.elements import Element, as_element, handed_out, keeps_values, own_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.forgiving import FAULTS
 from mirrored.data.pipeline.nodes import (
@@ -85,7 +85,7 @@ class Scanned(StatefulStep):
             yield out
 
     def _checked(self, pair: object, old: Element) -> tuple[Element, Element]:
-        if not isinstance(pair, tuple) or len(pair) != 2:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise StructureError(
                 "Dataset.scan",
                 found=f"scan_func returned {type(pair).__name__}",
@@ -106,6 +106,19 @@ class Given:
 
     def __call__(self, *_: object) -> Any:
         return self.function(self.state, self.element)
+
+
+class NextState(Given):
+    """The function of `reduce`; a list that it returns gets the structure of the state, as in TensorFlow."""
+
+    def __call__(self, *_: object) -> Any:
+        result = super().__call__()
+        if not isinstance(result, list):
+            return result
+        if isinstance(self.state, tuple):
+            return getattr(type(self.state), "_make", tuple)(result)
+        is_one = len(result) == 1 and np.ndim(result[0]) == np.ndim(self.state)
+        return result[0] if is_one else as_element(result, "Dataset.reduce")
 
 
 def _copied(leaf: object) -> Any:
@@ -332,7 +345,7 @@ class _WhileCursor:
             raise StopIteration
         element = next(self._parent)
         self._count += 1
-        if not bool(call(self._function, element, "Dataset.take_while", self._count - 1, self._draws)):
+        if not is_true(self._function, element, "Dataset.take_while", self._count - 1, self._draws):
             self._ended = True
             raise StopIteration
         return element

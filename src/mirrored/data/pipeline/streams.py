@@ -12,7 +12,7 @@ from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data import specs
-from mirrored.data.calling import Iterators, call
+from mirrored.data.calling import Iterators, is_true
 from mirrored.data.cursors import (
     Cursor,
     Failed,
@@ -196,7 +196,7 @@ class Filtered(StreamStep):
         draws = run.draws_of(self)
 
         def judged(index: int, element: Element) -> tuple[bool, Element]:
-            return bool(call(self.function, element, "Dataset.filter", index, draws)), element
+            return is_true(self.function, element, "Dataset.filter", index, draws), element
 
         kept = engine().filter_elements(mapped(self.parent, run, judged, self.name), lambda pair: pair[0])
         return engine().map_with_index(kept, lambda _, pair: pair[1])

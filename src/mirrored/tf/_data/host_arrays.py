@@ -227,8 +227,10 @@ def _plain(value: Any) -> Any:
         return value.view(np.ndarray)
     if kind is dict:
         return {key: _plain(part) for key, part in value.items()}
-    if kind is tuple or kind is list:
-        return kind(_plain(part) for part in value)
+    if kind is tuple:
+        return tuple(_plain(part) for part in value)
+    if issubclass(kind, list):
+        return [_plain(part) for part in value]
     return tree_map(_plain, value) if _is_structure(kind) else value
 
 
