@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data.readings import assert_resumes_everywhere, read
-from mirrored.data import AutoShardPolicy, Dataset, Options
+from mirrored.data import AUTOTUNE, AutoShardPolicy, Dataset, Options
 from mirrored.data.pipeline import files
 from mirrored.data.pipeline.dataset_source import DatasetSource
 from mirrored.data.pipeline.file_sharding import files_of_worker
@@ -86,6 +86,60 @@ def test_files_of_a_list_are_interleaved(tmp_path: Path) -> None:
     assert read(Dataset.from_text_lines(names)) == [b"a0", b"a1", b"b0", b"b1", b"c0", b"c1"]
 
 
+# Recorded with TensorFlow 2.21, for files of 3, 1, 0 and 2 records.
+ORDERS = {
+    None: ["00", "01", "02", "10", "30", "31"],
+    AUTOTUNE: ["00", "01", "02", "10", "30", "31"],
+    1: ["00", "01", "02", "10", "30", "31"],
+    2: ["00", "10", "01", "02", "30", "31"],
+    3: ["00", "10", "01", "30", "02", "31"],
+    8: ["00", "10", "30", "01", "31", "02"],
+}
+
+
+@pytest.mark.parametrize("parallel", ORDERS)
+@pytest.mark.parametrize("make", [Dataset.from_text_lines, Dataset.from_tfrecords])
+def test_parallel_reads_take_a_record_of_each_file_in_turn(
+    make: Callable[..., Dataset], parallel: int | None, tmp_path: Path
+) -> None:
+    names = [str(tmp_path / str(number)) for number in range(4)]
+    for number, (name, count) in enumerate(zip(names, (3, 1, 0, 2), strict=True)):
+        records = [f"{number}{record}".encode() for record in range(count)]
+        if make == Dataset.from_text_lines:
+            Path(name).write_bytes(b"".join(record + b"\n" for record in records))
+            continue
+        with TFRecordWriter(name) as writer:
+            for record in records:
+                writer.write(record)
+    for given in (names, Dataset.from_tensor_slices(names)):
+        dataset = make(given, "", 1 << 20, parallel, "name")
+        assert [record.decode() for record in read(dataset)] == ORDERS[parallel]
+        assert_resumes_everywhere(dataset)
+
+
+def test_a_position_of_other_parallel_reads_is_refused(tmp_path: Path) -> None:
+    names = [tmp_path / str(number) for number in range(4)]
+    for name in names:
+        name.write_text("a\nb\n")
+
+    def state(parallel: int | None) -> Any:
+        iterator = iter(Dataset.from_text_lines(names, num_parallel_reads=parallel))
+        next(iterator)
+        return iterator.get_state()
+
+    two = iter(Dataset.from_text_lines(names, num_parallel_reads=2))
+    with pytest.raises(ArgumentError, match="pass at least the saved cycle_length"):
+        two.set_state(state(3))
+    with pytest.raises(ArgumentError, match="FileSource"):
+        two.set_state(state(None))
+    assert next(two) == b"a"
+
+
+def test_less_than_one_parallel_read_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="TextLineDataset: num_parallel_reads=0"):
+        Dataset.from_text_lines("a", num_parallel_reads=0)
+
+
 def test_listed_files_are_shuffled_unless_told_otherwise(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"{number}").touch()
@@ -127,6 +181,12 @@ class TestFilesOfWorkers:
         assert self.parts(tmp_path, cached) == [[[0, 2], [0, 2]], [[1, 3], [1, 3]]]
         if kind in ("folder", "snapshot"):
             assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["worker-0-of-2", "worker-1-of-2"]
+
+    def test_parallel_reads(self, tmp_path: Path) -> None:
+        def lines(names: list[Path]) -> Dataset:
+            return Dataset.from_text_lines(names, num_parallel_reads=2).map(int).batch(4)
+
+        assert self.parts(tmp_path, lines) == [[[0, 2]] * 2, [[1, 3]] * 2]
 
     def test_combined_files(self, tmp_path: Path) -> None:
         def zipped(names: list[Path]) -> Dataset:

@@ -331,7 +331,7 @@ class InterleaveCursor:
                 found=f"the position was saved with cycle_length={len(state['slots'])}, this dataset has "
                 f"cycle_length={len(self._slots)}",
                 rule="as many datasets as were open at the position must be open again",
-                remedy="pass at least the saved cycle_length (csv_batches: num_parallel_reads); by default it is the "
+                remedy="pass at least the saved cycle_length (of files: num_parallel_reads); by default it is the "
                 "number of cores, at most 10",
             )
         self._close_slots()

@@ -16,7 +16,7 @@ from typing import IO, Any, Final, Self, TypeAlias
 import numpy as np
 
 from mirrored._typing import Array, HostArray
-from mirrored.data.cursors import Cursor, SequenceCursor, beyond_end
+from mirrored.data.cursors import Cursor, InterleaveCursor, IterableCursor, SequenceCursor, beyond_end
 from mirrored.data.elements import Element
 from mirrored.data.extra import crc32c
 from mirrored.data.no_position import NoPosition
@@ -60,19 +60,30 @@ def file_names(files: FileNames, called: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FileSource(CursorNode):
-    """A dataset of the records of several files, which are read one after the other.
+    """A dataset of the records of several files.
 
     Attributes:
         files: The paths.
         read: Reads one record of an open file; returns None at its end.
         compression: "", "GZIP" or "ZLIB".
         called: The function that the user called, for messages.
+        cycle: Number of files that are open at a time: one record of each in turn; 1 reads one file after the other.
     """
 
     files: tuple[str, ...]
     read: Callable[[IO[bytes], str, int], bytes | None]
     compression: str
     called: str
+    cycle: int = 1
+
+    @property
+    def name(self) -> str:
+        """The operation's name in read positions, which have another form if several files are open at a time."""
+        return super().name if self.cycle == 1 else f"Parallel{super().name}"
+
+    @property
+    def order(self) -> str:
+        return f"num_parallel_reads={self.cycle}" if self.cycle > 1 else ""
 
     @property
     def cardinality(self) -> int:
@@ -83,6 +94,9 @@ class FileSource(CursorNode):
         return ArraySpec((), np.dtype(object))
 
     def open_cursor(self, run: Run) -> Cursor:
+        if self.cycle > 1:
+            numbers = IterableCursor(lambda: range(len(self.files)), lambda number, _: number)
+            return InterleaveCursor(numbers, lambda number, _: _FileCursor(self, self.files[number]), self.cycle, 1)
         return SequenceCursor(self._open)
 
     def _open(self, number: int) -> Cursor | None:

@@ -16,8 +16,9 @@ from mirrored._jax.trees import Structure, tree_flatten
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.data import specs
 from mirrored.data.elements import as_element, first_lost, keeps_values
+from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
-from mirrored.data.pipeline.iterators import Steps
+from mirrored.data.pipeline.iterators import Steps, at_least
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.values.tensor_shape import TensorShape
 
@@ -140,12 +141,23 @@ class Making(Steps):
         return made
 
     @classmethod
-    def from_text_lines(cls, filenames: files.FileNames | Steps, compression_type: str | None = None) -> Self:
+    def from_text_lines(
+        cls,
+        filenames: files.FileNames | Steps,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> Self:
         """Creates a dataset of the lines of text files, as bytes without line breaks.
 
         Args:
-            filenames: One path or several.
+            filenames: One path or several, or a dataset of paths.
             compression_type: "", "GZIP" or "ZLIB".
+            buffer_size: Accepted for compatibility with TensorFlow and ignored.
+            num_parallel_reads: Number of files that are open at a time: one line of each in turn, as in `interleave`.
+                None or AUTOTUNE: one file after the other.
+            name: Accepted for compatibility with TensorFlow and ignored.
 
         Example:
             >>> import os, pathlib, tempfile
@@ -159,15 +171,27 @@ class Making(Steps):
 
         TensorFlow: `tf.data.TextLineDataset`.
         """
-        return cls._from_files(filenames, files.read_line, compression_type, "TextLineDataset")
+        del buffer_size, name
+        return cls._from_files(filenames, files.read_line, compression_type, "TextLineDataset", num_parallel_reads)
 
     @classmethod
-    def from_tfrecords(cls, filenames: files.FileNames | Steps, compression_type: str | None = None) -> Self:
+    def from_tfrecords(
+        cls,
+        filenames: files.FileNames | Steps,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> Self:
         """Creates a dataset of the records of TFRecord files, as bytes; verifies the checksums.
 
         Args:
-            filenames: One path or several.
+            filenames: One path or several, or a dataset of paths.
             compression_type: "", "GZIP" or "ZLIB".
+            buffer_size: Accepted for compatibility with TensorFlow and ignored.
+            num_parallel_reads: Number of files that are open at a time: one record of each in turn, as in `interleave`.
+                None or AUTOTUNE: one file after the other.
+            name: Accepted for compatibility with TensorFlow and ignored.
 
         Example:
             >>> import tempfile
@@ -183,7 +207,8 @@ class Making(Steps):
 
         TensorFlow: `tf.data.TFRecordDataset`.
         """
-        return cls._from_files(filenames, files.read_tfrecord, compression_type, "TFRecordDataset")
+        del buffer_size, name
+        return cls._from_files(filenames, files.read_tfrecord, compression_type, "TFRecordDataset", num_parallel_reads)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], element_spec: object = None, compression: str | None = None) -> Self:
@@ -204,14 +229,21 @@ class Making(Steps):
 
     @classmethod
     def _from_files(
-        cls, names: files.FileNames | Steps, read: Callable[..., Any], compression: str | None, called: str
+        cls,
+        names: files.FileNames | Steps,
+        read: Callable[..., Any],
+        compression: str | None,
+        called: str,
+        parallel: int | None = None,
     ) -> Self:
         packing = files.check_compression(compression, called)
+        # With AUTOTUNE the order must not depend on the machine.
+        cycle = 1 if parallel in (None, AUTOTUNE) else at_least(1, int(parallel), called, "num_parallel_reads")
         if isinstance(names, Steps):
             listing: Any = cls._of(names._node)
-            opened: Self = listing.flat_map(lambda name: cls._from_files(name, read, packing, called))
+            opened: Self = listing.interleave(lambda name: cls._from_files(name, read, packing, called), cycle, 1)
             return opened
-        return cls(files.FileSource(files.file_names(names, called), read, packing, called))
+        return cls(files.FileSource(files.file_names(names, called), read, packing, called, cycle))
 
 
 @dataclasses.dataclass(frozen=True)
