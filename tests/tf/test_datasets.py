@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -281,3 +282,47 @@ def test_options_that_do_not_exist_are_refused(part):
     options = tf.data.Options()
     with pytest.raises(AttributeError, match="shuffel"):
         (getattr(options, part) if part else options).shuffel = 1
+
+
+@pytest.mark.parametrize("options", [{"num_parallel_reads": tf.data.AUTOTUNE}, {"num_parallel_reads": 2}])
+def test_datasets_of_files_take_the_parameters_of_tensorflow(options: dict[str, int], tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"{name}\n")
+    lines = tf.data.TextLineDataset([str(tmp_path / name) for name in "ab"], buffer_size=1 << 20, **options)
+    assert list(lines) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+@pytest.mark.parametrize("shape", [(), (3,)])
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda x: x / 255,
+        lambda x: x / 255.0,
+        lambda x: x / x,
+        lambda x: 2 / x,
+        lambda x: x / np.float32(2),
+        lambda x: x / tf.ones_like(x),
+        lambda x: x / np.full(x.shape, 2, x.dtype),
+    ],
+)
+def test_quotients_of_short_integers_are_float32(
+    dtype: str, shape: tuple[int, ...], divide: Callable[[Any], Any]
+) -> None:
+    seen: list[Any] = []
+    dataset = tf.data.Dataset.from_tensors(np.full(shape, 4, dtype)).map(divide)
+    (quotient,) = dataset.map(lambda x: seen.append((x.dtype, x.shape)) or x)
+    assert seen == [(np.float32, shape)]
+    assert dataset.element_spec.dtype == np.float32
+    assert np.array_equal(quotient, np.full(shape, np.float32(divide(np.full(shape, 4, np.float32)))))
+
+
+def test_other_quotients_have_the_dtypes_of_tensorflow() -> None:
+    def of(values: Any, divide: Callable[[Any], Any]) -> Any:
+        return tf.data.Dataset.from_tensors(values).map(divide).element_spec.dtype
+
+    assert of(np.ones(2, np.uint8), lambda x: x / [2, 3]) == np.float32
+    assert of(np.ones(2, np.uint8), lambda x: [2, 3] / x) == np.float32
+    assert of(np.ones(2, np.uint8), lambda x: x / np.ones(2)) == np.float64
+    for dtype, expected in (("int32", "float64"), ("int64", "float64"), ("float16", "float16"), ("float64", "float64")):
+        assert of(np.ones(2, dtype), lambda x: x / 2) == expected

@@ -73,9 +73,13 @@ class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
 def _operator(name: str) -> Callable[[HostArray, Any], Any]:
     of_arrays = getattr(np.ndarray, name)
     compares = name.strip("_") in COMPARISONS
+    divides = name.strip("_") in ("truediv", "rtruediv")
 
     def method(self: HostArray, other: Any) -> Any:
-        result = of_arrays(self, self._comparable(other))
+        given = self._comparable(other)
+        if divides and _is_short(self) and _is_short(given):
+            return of_arrays(self.astype(np.float32), given)
+        result = of_arrays(self, given)
         return _truths(result) if compares else result
 
     method.__name__, method.__doc__ = name, of_arrays.__doc__
@@ -146,6 +150,16 @@ def is_text(value: object) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(map(is_text, value))
     return isinstance(value, str | bytes)
+
+
+def _is_short(value: Any) -> bool:
+    """Returns whether a value is a number of Python or an array of integers of at most 16 bits.
+
+    The quotient of two such values is float32 in TensorFlow, and float64 in NumPy.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "iu" and value.dtype.itemsize <= 2
+    return type(value) in (int, float)
 
 
 def _truths(compared: Any) -> Any:
