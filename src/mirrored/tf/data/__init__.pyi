@@ -20,8 +20,14 @@ UNKNOWN_CARDINALITY: int
 def TFRecordDataset(
     filenames: str | bytes | PathLike[Any] | Sequence[str | bytes | PathLike[Any]] | ndarray[Any, Any] | Array | Steps,
     compression_type: str | None = None,
+    buffer_size: int | None = None,
+    num_parallel_reads: int | None = None,
+    name: str | None = None,
 ) -> Dataset: ...
 def TextLineDataset(
     filenames: str | bytes | PathLike[Any] | Sequence[str | bytes | PathLike[Any]] | ndarray[Any, Any] | Array | Steps,
     compression_type: str | None = None,
+    buffer_size: int | None = None,
+    num_parallel_reads: int | None = None,
+    name: str | None = None,
 ) -> Dataset: ...
