@@ -97,6 +97,67 @@ class ReturnAnnotations:
                 one.returns = self._hidden.get(one.returns.id, one.returns)
 
 
+class ExceptionNames:
+    """Hides the names of `except ... as` from malt's passes, which fail at them.
+
+    The passes see an assignment of the exception. After them its name is cleared at the end of the block, where Python
+    deletes it: set to malt's value of an unbound variable, because a later `if` may read the name.
+
+    Args:
+        namer: Creates names that the function does not have.
+    """
+
+    def __init__(self, namer: Any) -> None:
+        self._namer = namer
+        self._caught: dict[str, str] = {}  # the created name -> the user's
+
+    def hide(self, node: ast.AST) -> None:
+        """Replaces the names in a tree by assignments in the blocks."""
+        for one in ast.walk(node):
+            if isinstance(one, ast.ExceptHandler) and one.name is not None:
+                caught = self._namer.new_symbol("caught", ())
+                self._caught[caught] = one.name
+                given = ast.Assign([ast.Name(one.name, ast.Store())], ast.Name(caught, ast.Load()))
+                one.body, one.name = [like(given, one.body[0]), *one.body], None
+
+    def show(self, node: ast.AST) -> None:
+        """Puts the created names, which the assignments read, into the converted tree."""
+        for one in ast.walk(node):
+            if not isinstance(one, ast.ExceptHandler) or not isinstance(one.body[0], ast.Assign):
+                continue
+            read = [part.id for part in ast.walk(one.body[0].value) if isinstance(part, ast.Name)]
+            one.name = next((name for name in read if name in self._caught), None)
+            if one.name is not None:
+                (clear,) = ast.parse(f"{self._caught[one.name]} = ag__.Undefined({self._caught[one.name]!r})").body
+                whole = ast.Try(body=one.body[1:], handlers=[], orelse=[], finalbody=[like(clear, one.body[-1])])
+                one.body[1:] = [like(whole, one.body[1])]
+
+
+class Plain(ast.NodeTransformer):
+    """Replaces statements at which malt's passes fail by others of the same meaning.
+
+    They take the first statement of the `else` of a `try` for the `else` itself. An annotation of a local variable,
+    which Python does not evaluate, becomes a syntax error where a branch is a function in which the name is nonlocal.
+    """
+
+    def visit_Try(self, node: ast.Try) -> ast.Try:
+        self.generic_visit(node)
+        if node.orelse:
+            node.orelse = [like(ast.Pass(), node.orelse[0]), *node.orelse]
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        self.generic_visit(node)
+        if not isinstance(node.target, ast.Name):
+            return node
+        return like(ast.Pass() if node.value is None else ast.Assign([node.target], node.value), node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        """Keeps the annotations of a class, which are its fields."""
+        node.body = [one if isinstance(one, ast.AnnAssign) else self.visit(one) for one in node.body]
+        return node
+
+
 def like(made: ast.stmt, place: ast.stmt) -> ast.stmt:
     """Returns a newly created AST statement with the source location copied from an existing statement."""
     for part in ast.walk(made):
