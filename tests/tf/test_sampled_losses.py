@@ -116,17 +116,6 @@ def test_word_vectors_are_trained_by_sampling():
     assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:5])
 
 
-@pytest.mark.long
-def test_ctc_has_gradients():
-    logits = jnp.asarray(np.random.default_rng(2).normal(size=(6, 1, 4)), jnp.float32)
-    with tf.GradientTape() as tape:
-        tape.watch(logits)
-        loss = tf.nn.ctc_loss(np.array([[1, 2]]), logits, np.array([2]), np.array([6]))
-    expected = jax.grad(lambda x: tf.nn.ctc_loss(np.array([[1, 2]]), x, np.array([2]), np.array([6]))[0])(logits)
-    np.testing.assert_allclose(tape.gradient(loss, logits), expected, rtol=1e-5, atol=1e-6)
-    assert np.abs(expected).max() > 0.01
-
-
 def test_counts_that_do_not_fit_and_shards():
     sampler = tf.nn.fixed_unigram_candidate_sampler
     with pytest.raises(
@@ -135,26 +124,6 @@ def test_counts_that_do_not_fit_and_shards():
         sampler([[1]], 1, 1, True, 4, num_reserved_ids=1, unigrams=[1.0, 2.0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="num_shards must be 1"):
         sampler([[1]], 1, 1, True, 2, num_shards=2, unigrams=[1.0, 2.0])
-
-
-LONG = [[1, 2, 3], [1, 2, 3], [1, 1, 2]]
-
-
-def test_ctc_of_a_label_that_does_not_fit_is_infinite():
-    """Programs drop such examples by `tf.math.is_inf`. Equal neighbors need a blank between them."""
-    loss = tf.nn.ctc_loss(LONG, tf.zeros([5, 3, 4]), [3, 3, 3], [3, 2, 3])
-    assert np.isfinite(loss).tolist() == [True, False, False]
-
-
-@pytest.mark.long
-def test_the_gradient_of_an_infinite_ctc_loss_is_zero():
-    logits = tf.Variable(tf.zeros([5, 3, 4]))
-    with tf.GradientTape() as tape:
-        loss = tf.nn.ctc_loss(LONG, logits, [3, 3, 3], [3, 2, 3])
-        kept = tf.where(tf.math.is_inf(loss), 0.0, loss)
-    slope = tape.gradient(kept, logits)
-    assert np.isfinite(slope).all()
-    assert np.any(slope, axis=(0, 2)).tolist() == [True, False, False]
 
 
 @pytest.mark.long
@@ -170,12 +139,6 @@ def test_dtypes_are_those_of_tensorflow_in_the_64_bit_mode():
         assert [one.dtype for one in found] == [tf.float32] * len(found)
         drawn = tf.random.uniform_candidate_sampler([[1]], 1, 2, False, 4).sampled_candidates
         assert [drawn.dtype, tf.math.bincount([1]).dtype] == [tf.int64, tf.int32]
-
-
-@pytest.mark.long
-def test_the_ctc_loss_has_the_dtype_of_the_logits_in_the_64_bit_mode():
-    with jax.enable_x64(True):
-        assert tf.nn.ctc_loss(LONG, tf.zeros([5, 3, 4]), [3, 3, 3], [3, 2, 3]).dtype == tf.float32
 
 
 @pytest.mark.parametrize("wrong", [-1, 5])

@@ -24,6 +24,7 @@ from mirrored.tf._ops import activations as _activations
 from mirrored.tf._ops import arrays as _arrays
 from mirrored.tf._ops import control_flow as _control_flow
 from mirrored.tf._ops import convolution as _convolution
+from mirrored.tf._ops import ctc as _ctc
 from mirrored.tf._ops import diagonals as _diagonals
 from mirrored.tf._ops import image as _image
 from mirrored.tf._ops import image_boxes as _image_boxes
@@ -54,9 +55,10 @@ VERSION: Final = "2.21.0"  # the TensorFlow release whose behaviour `mirrored.tf
 
 # Imported for their side effect: each module registers its operations in the table.
 _TABLES: Final = (
-    _activations, _arrays, _control_flow, _convolution, _debugging, _diagonals, _image, _image_boxes, _image_quality,
-    _indexing, _initializers, _linalg, _linalg_solving, _losses, _maps, _math, _nest, _printing, _random, _reductions,
-    _sampled_losses, _segments, _sequences, _signal, _spectra, _strings, _windows,
+    _activations, _arrays, _control_flow, _convolution, _ctc, _debugging, _diagonals, _image, _image_boxes,
+    _image_quality, _indexing, _initializers, _linalg, _linalg_solving, _losses, _maps, _math, _nest,
+    _printing, _random, _reductions, _sampled_losses, _segments, _sequences, _signal, _spectra, _strings,
+    _windows,
 )  # fmt: skip
 
 

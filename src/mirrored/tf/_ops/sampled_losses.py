@@ -1,4 +1,4 @@
-"""`tf.nn`: losses over a sample of many classes, samplers of classes, the CTC loss, and moments."""
+"""`tf.nn`: losses over a sample of many classes, samplers of classes, and moments."""
 
 from __future__ import annotations
 
@@ -290,53 +290,6 @@ def _require_rows(called: str, num_classes: int, table: jax.Array, bias: jax.Arr
         rule="`weights` and `biases` must have a row for each of the `num_classes` classes",
         remedy="pass the number of rows as num_classes",
     )
-
-
-@op("nn.ctc_loss")
-def ctc_loss(
-    labels: jax.Array,
-    logits: jax.Array,
-    label_length: jax.Array,
-    logit_length: jax.Array,
-    logits_time_major: bool = True,
-    unique: object = None,
-    blank_index: Int | None = None,
-) -> jax.Array:
-    """Computes the CTC (connectionist temporal classification) loss for each example.
-
-    The result is f32[batch]; infinite, with a gradient of zero, for a label that needs more frames than there are.
-
-    Args:
-        labels: i32[batch, longest label].
-        logits: f32[frames, batch, classes], or [batch, frames, classes].
-        label_length: i32[batch].
-        logit_length: i32[batch].
-        logits_time_major: Whether frames come first.
-        unique: Ignored: it only saves time in TensorFlow.
-        blank_index: The blank class; negative indices count from the end. Default 0.
-
-    Raises:
-        TypeError: The labels are sparse, which is not supported here.
-
-    Source: A. Graves and others, Connectionist temporal classification, ICML 2006, in optax.
-    """
-    scores = jnp.swapaxes(logits, 0, 1) if logits_time_major else logits
-    if scores.dtype.kind in "iu":  # the loss has the dtype of the logits
-        scores = scores.astype(jnp.float32)
-    loss = optax.ctc_loss(
-        scores,
-        _beyond(logit_length, scores.shape[1]),
-        labels,
-        _beyond(label_length, labels.shape[1]),
-        blank_id=(blank_index or 0) % scores.shape[-1],
-    )
-    # Equal neighbors need a blank between them. For a label that does not fit, optax returns about 100,000.
-    repeated = (labels[:, 1:] == labels[:, :-1]) & (jnp.arange(1, labels.shape[1]) < label_length[:, None])
-    return jnp.where(label_length + jnp.sum(repeated, axis=1) <= logit_length, loss, jnp.inf).astype(scores.dtype)
-
-
-def _beyond(length: jax.Array, size: int) -> jax.Array:
-    return (jnp.arange(size) >= length[:, None]).astype(jnp.float32)
 
 
 @op("nn.sufficient_statistics")
