@@ -1,4 +1,4 @@
-"""`tf.image`: resizes, flips, crops and adjusts the colors of images [..., height, width, channels]."""
+"""`tf.image`: flips, crops, pads and adjusts the colors of images [..., height, width, channels]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import DTypeLike, HostArray, Operand
+from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
@@ -22,95 +22,9 @@ from mirrored.tf._ops.image_checks import (
     require_range,
     require_shift,
 )
+from mirrored.tf._ops.image_resizing import resize
 from mirrored.tf._ops.math import cast, saturate_cast
-from mirrored.tf._table import Int, Ints, op, register
-
-_METHODS = {
-    "bilinear": "linear",
-    "nearest": "nearest",
-    "bicubic": "cubic",
-    "lanczos3": "lanczos3",
-    "lanczos5": "lanczos5",
-}
-
-
-class ResizeMethod:
-    """The names of the interpolation methods of `tf.image.resize`."""
-
-    BILINEAR = "bilinear"
-    NEAREST_NEIGHBOR = "nearest"
-    BICUBIC = "bicubic"
-    LANCZOS3 = "lanczos3"
-    LANCZOS5 = "lanczos5"
-
-
-register(["image.ResizeMethod"], ResizeMethod)
-
-
-@op("image.resize")
-def resize(
-    images: jax.Array,
-    size: Ints,
-    method: str = "bilinear",
-    preserve_aspect_ratio: bool = False,
-    antialias: bool = False,
-) -> jax.Array:
-    """Resizes images to a given height and width.
-
-    Returns float32, or for "nearest" the dtype of the images. A pixel that is NaN or infinite makes its whole channel
-    NaN, except with "nearest", and with "bilinear" without `antialias`, where it affects only its neighbors.
-
-    Raises:
-        InvalidArgumentError: The method is unknown.
-    """
-    if method not in _METHODS:
-        raise InvalidArgumentError.of(
-            "tf.image.resize",
-            found=f"`method` is {method!r}",
-            rule=f"`method` must be one of those that mirrored.tf has: {', '.join(_METHODS)}",
-            remedy="pass one of them",
-        )
-    height, width = size
-    old_height, old_width = images.shape[-3:-1]
-    if preserve_aspect_ratio:
-        scale = min(height / old_height, width / old_width)
-        height, width = round(scale * old_height), round(scale * old_width)
-    source = images if method == "nearest" else images.astype(jnp.float32)
-    if (height, width) == (old_height, old_width):
-        return source
-    if isinstance(old_height, int) and isinstance(old_width, int):
-        if method == "nearest":
-            rows, columns = _nearest(old_height, height), _nearest(old_width, width)
-            return jnp.take(jnp.take(source, rows, axis=-3), columns, axis=-2)
-        if method == "bilinear" and not antialias:
-            return _interpolated(_interpolated(source, -2, width), -3, height)
-    shape = (*images.shape[:-3], height, width, images.shape[-1])
-    return jax.image.resize(source, shape, _METHODS[method], antialias=antialias)  # type: ignore[no-any-return]
-
-
-def _nearest(size: int, wanted: int) -> HostArray:
-    """Returns the index of the nearest pixel for each resized one.
-
-    Computed in float32 as in TensorFlow: where two pixels are equally near, rounding decides, and JAX's is another.
-    """
-    scale = np.float32(size) / np.float32(wanted)
-    places: HostArray = np.floor((np.arange(wanted, dtype=np.float32) + np.float32(0.5)) * scale)
-    return np.minimum(places.astype(np.int32), size - 1)
-
-
-def _interpolated(images: jax.Array, axis: int, wanted: int) -> jax.Array:
-    """Resizes one axis by linear interpolation between the two nearest pixels, computed as in TensorFlow.
-
-    `jax.image.resize` multiplies by a matrix of weights: a pixel that is NaN would make its whole row and column NaN.
-    """
-    size = images.shape[axis]
-    at = (np.arange(wanted, dtype=np.float32) + np.float32(0.5)) * (np.float32(size) / np.float32(wanted))
-    at -= np.float32(0.5)
-    below = np.floor(at)
-    lower = jnp.take(images, np.maximum(below, 0).astype(np.int32), axis=axis)
-    upper = jnp.take(images, np.minimum(np.ceil(at), size - 1).astype(np.int32), axis=axis)
-    fraction = (at - below).reshape((-1,) + (1,) * (-axis - 1))
-    return lower + (upper - lower) * fraction
+from mirrored.tf._table import Int, Ints, op
 
 
 def _flipped(name: str, axis: int) -> Callable[[jax.Array], jax.Array]:
