@@ -143,6 +143,17 @@ def test_lines_of_tables() -> None:
         tf.io.decode_csv(",2.5", [tf.constant([], tf.int32), -1.0])
 
 
+@pytest.mark.parametrize("default", [tf.int64, np.array([], np.int64), np.array([0], np.int64)])
+def test_large_numbers_of_tables_need_int64(default: Any) -> None:
+    assert tf.io.decode_csv("5000000000", [default])[0] == 5_000_000_000
+
+
+@pytest.mark.parametrize("default", [0, [0], (0,), tf.int32, np.array([], np.int32)])
+def test_large_numbers_of_tables_are_refused_for_int32(default: Any) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not a valid int32"):
+        tf.io.decode_csv("5000000000", [default])
+
+
 def test_tables_under_the_names_of_tensorflow(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1,2\n3,4\n")

@@ -120,7 +120,9 @@ def decode_csv(
 
     Args:
         records: One line or an array of lines.
-        record_defaults: A default for every column; an empty array of a dtype makes the column required.
+        record_defaults: A default for every column; an empty array of a dtype makes the column required. Integers and
+            lists of them are int32, as in TensorFlow. For int64 pass ``tf.int64`` or a NumPy array: without
+            ``jax_enable_x64`` a tensor is int32.
         field_delim: The field delimiter.
         use_quote_delim: Whether double quotes may enclose fields.
         na_value: The string that means a missing value, in addition to an empty field.
@@ -150,7 +152,8 @@ def decode_csv(
 
 def _default(given: object) -> Any:
     """Returns the default value; TensorFlow's older form is a list of at most one value."""
-    return given if isinstance(given, str | bytes | int | float | _dtypes.DType) else np.asarray(given)
+    given_as = str | bytes | int | float | list | tuple | _dtypes.DType
+    return given if isinstance(given, given_as) else np.asarray(given)
 
 
 def decode_image(
