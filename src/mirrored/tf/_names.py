@@ -199,6 +199,7 @@ _FILES: Final = (
         "decode_bmp", "decode_image", "decode_jpeg", "decode_png", "encode_jpeg", "encode_png",
     )),
 )  # fmt: skip
+_IMAGE_FILES: Final = ("decode_and_crop_jpeg", "decode_gif", "extract_jpeg_shape", "is_jpeg")
 _PARSING: Final = (
     "FixedLenFeature", "FixedLenSequenceFeature", "decode_raw", "parse_example", "parse_single_example", "parse_tensor",
     "serialize_tensor",
@@ -229,6 +230,12 @@ _LAZY_OF_2: Final[dict[str, Callable[[], Any]]] = {
     "data.experimental.CsvDataset": _from("mirrored.tf._data.datasets", "CsvDataset"),
     "data.experimental.make_csv_dataset": _from("mirrored.tf._data.datasets", "make_csv_dataset"),
     **{name: _of_table("mirrored.tf._io.files", name) for name in _FILES},
+    **{
+        f"{place}.{name}": _of_table("mirrored.tf._io.image_files", f"{place}.{name}")
+        for name in _IMAGE_FILES
+        for place in ("io", "image")
+    },
+    **{f"io.{name}": _of_table("mirrored.tf._io.base64", f"io.{name}") for name in ("decode_base64", "encode_base64")},
     **{f"io.{name}": _of_table("mirrored.tf._data.parsing", name) for name in _PARSING},
     **{f"train.{name}": _message(name) for name in _MESSAGES},
     **{place: _from("mirrored.cluster", name) for place, name in _CLUSTER.items()},

@@ -5,13 +5,17 @@ from typing import Any, SupportsFloat, SupportsIndex
 
 from mirrored._typing import DTypeLike, StaticInts
 from mirrored.tf import Tensor
-from mirrored.tf._ops.image import ResizeMethod as ResizeMethod
+from mirrored.tf._ops.image_resizing import ResizeMethod as ResizeMethod
+from mirrored.tf.io import decode_and_crop_jpeg as decode_and_crop_jpeg
 from mirrored.tf.io import decode_bmp as decode_bmp
+from mirrored.tf.io import decode_gif as decode_gif
 from mirrored.tf.io import decode_image as decode_image
 from mirrored.tf.io import decode_jpeg as decode_jpeg
 from mirrored.tf.io import decode_png as decode_png
 from mirrored.tf.io import encode_jpeg as encode_jpeg
 from mirrored.tf.io import encode_png as encode_png
+from mirrored.tf.io import extract_jpeg_shape as extract_jpeg_shape
+from mirrored.tf.io import is_jpeg as is_jpeg
 
 def adjust_brightness(image: Any, delta: Any) -> Tensor: ...
 def adjust_contrast(images: Any, contrast_factor: Any) -> Tensor: ...

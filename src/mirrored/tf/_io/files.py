@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +20,10 @@ from mirrored.extras import load
 from mirrored.tf import _dtypes
 from mirrored.tf._data.host_arrays import Texts, as_bytes_array, on_host
 from mirrored.tf._errors import InvalidArgumentError, NotFoundError
-from mirrored.tf._io.pixels import in_dtype, in_mode, pixels_of, require_dtype
+from mirrored.tf._io.pixels import in_dtype, in_mode, pixels_of, png_of_16_bits, require_dtype
 from mirrored.tf._tensors import as_tensor
+
+_log = logging.getLogger("mirrored")
 
 FileName: TypeAlias = str | bytes | os.PathLike[str] | np.ndarray[Any, Any]
 """The path of a file; also as an element of a dataset, a string on the host."""
@@ -182,7 +186,7 @@ def decode_image(
     exactness for speed.
     """
     del name
-    image = _opened(contents, "tf.io.decode_image")
+    image = opened(contents, "tf.io.decode_image")
     if image.format == "GIF" and channels not in (None, 0, 3):
         raise InvalidArgumentError.of(
             "tf.io.decode_image",
@@ -229,17 +233,35 @@ def decode_jpeg(
         fancy_upscaling: Ignored, as all further settings of TensorFlow's decoder.
         try_recover_truncated: Ignored.
         acceptable_fraction: Ignored.
-        dct_method: Ignored.
+        dct_method: The pixels are always those of "INTEGER_ACCURATE"; "INTEGER_FAST", TensorFlow's default, is logged.
         name: Ignored.
         dtype: uint8, uint16 or a float dtype.
 
     Raises:
-        InvalidArgumentError: The contents are not such a file; or `ratio` is another number, is not 1 for a file other
-            than JPEG, or is larger than the image.
+        InvalidArgumentError: The contents are not such a file; `dct_method` is another word; or `ratio` is another
+            number, is not 1 for a file other than JPEG, or is larger than the image.
     """
-    del fancy_upscaling, try_recover_truncated, acceptable_fraction, dct_method, name
+    del fancy_upscaling, try_recover_truncated, acceptable_fraction, name
+    _check_dct(dct_method)
     formats = ("JPEG", "MPO", "PNG", "BMP", "GIF")
     return _decoded("tf.io.decode_jpeg", formats, contents, channels, dtype, ratio)
+
+
+def _check_dct(method: str) -> None:
+    if method == "INTEGER_FAST":
+        _log_exact_dct()
+    elif method not in ("", "INTEGER_ACCURATE"):
+        raise InvalidArgumentError.of(
+            "tf.io.decode_jpeg",
+            found=f"dct_method={method!r}",
+            rule='dct_method must be "INTEGER_ACCURATE" or "INTEGER_FAST", or "" for the default',
+            remedy="omit dct_method",
+        )
+
+
+@functools.cache
+def _log_exact_dct() -> None:
+    _log.info("tf.io.decode_jpeg: Pillow computes INTEGER_ACCURATE, also for dct_method='INTEGER_FAST'")
 
 
 def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.uint8, name: str | None = None) -> Any:
@@ -254,7 +276,7 @@ def decode_png(contents: Texts, channels: int = 0, dtype: DTypeLike = _dtypes.ui
 def _decoded(
     called: str, formats: tuple[str, ...], contents: Texts, channels: int, dtype: DTypeLike, ratio: int = 1
 ) -> Any:
-    image = _opened(contents, called, ratio)
+    image = opened(contents, called, ratio)
     if image.format not in formats:
         raise InvalidArgumentError.of(
             called,
@@ -273,13 +295,19 @@ def _decoded(
     return pixels_of(image, _text(contents), channels, dtype, called)
 
 
-def _opened(contents: Texts, called: str, ratio: int = 1) -> Any:
+def opened(contents: Texts, called: str, ratio: int = 1, *, decoded: bool = True) -> Any:
+    """Returns Pillow's image of a file, with its pixels if `decoded` is true.
+
+    Raises:
+        InvalidArgumentError: The bytes cannot be read as an image.
+    """
     images = load("PIL.Image", called=called, extra="image", package="pillow")
     try:
         image = images.open(io.BytesIO(_text(contents)))
         if ratio != 1:
             _make_smaller(image, ratio, called)
-        image.load()
+        if decoded:
+            image.load()
     except InvalidArgumentError:  # also a ValueError
         raise
     except (OSError, SyntaxError, ValueError) as error:
@@ -305,10 +333,10 @@ def _make_smaller(image: Any, ratio: int, called: str) -> None:
 
 
 def encode_png(image: Operand, compression: int = -1, name: str | None = None) -> Any:
-    """Encodes pixels, ``uint8[height, width, channels]``, as the bytes of a PNG image.
+    """Encodes pixels, uint8 or uint16 ``[height, width, channels]``, as the bytes of a PNG image.
 
     Args:
-        image: The pixels.
+        image: The pixels, with 1 (gray), 2 (gray, alpha), 3 (RGB) or 4 (RGBA) channels.
         compression: The level of compression, from 0 (none) to 9 (the smallest file); -1: the default.
         name: Ignored.
 
@@ -322,6 +350,9 @@ def encode_png(image: Operand, compression: int = -1, name: str | None = None) -
             rule="compression is an integer from -1 (the default) to 9",
             remedy="omit it, or pass one of these levels",
         )
+    pixels = np.asarray(as_tensor(image))
+    if pixels.dtype == np.uint16 and pixels.ndim == 3 and pixels.shape[-1] in (1, 2, 3, 4):
+        return on_host(png_of_16_bits(pixels, int(compression)))
     settings = {} if compression == -1 else {"compress_level": int(compression)}
     return _encoded(image, "PNG", "tf.io.encode_png", **settings)
 
@@ -373,11 +404,11 @@ def encode_jpeg(
 def _encoded(image: Operand, kind: str, called: str, **settings: int) -> Any:
     images = load("PIL.Image", called=called, extra="image", package="pillow")
     pixels = np.asarray(as_tensor(image))
-    if pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4) or pixels.dtype != np.uint8:
+    if pixels.ndim != 3 or pixels.shape[-1] not in (1, 2, 3, 4) or pixels.dtype != np.uint8:
         raise InvalidArgumentError.of(
             called,
             found=f"the image is {pixels.dtype}{list(pixels.shape)}",
-            rule="an image must be uint8[height, width, channels] with 1, 3 or 4 channels",
+            rule="an image must be uint8[height, width, channels] (PNG: or uint16) with 1, 3 or 4 channels (PNG: or 2)",
             remedy="convert floats with tf.image.convert_image_dtype(image, tf.uint8), and encode one image at a time",
         )
     file = io.BytesIO()

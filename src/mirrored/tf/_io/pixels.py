@@ -1,18 +1,22 @@
-"""Converts images that Pillow has decoded to arrays of pixels."""
+"""Converts images that Pillow has decoded to arrays of pixels, and writes the 16-bit PNG files that Pillow cannot."""
 
 from __future__ import annotations
 
+import struct
+import zlib
 from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._typing import DTypeLike
+from mirrored._typing import DTypeLike, HostArray
 from mirrored.tf import _dtypes
 from mirrored.tf._errors import InvalidArgumentError
 
 # channels -> Pillow's image mode
 _LAYOUTS: Final = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_COLOR_TYPES: Final = {1: 0, 2: 4, 3: 2, 4: 6}  # channels -> PNG's color type
+_GRAY: Final = np.array([9797, 19234, 3737])  # libpng's weights of red, green and blue, times 2**15
 
 
 def pixels_of(image: Any, contents: bytes, channels: int | None, dtype: DTypeLike, called: str) -> Any:
@@ -39,6 +43,8 @@ def pixels_of(image: Any, contents: bytes, channels: int | None, dtype: DTypeLik
             remedy="pass dtype=tf.uint8, or read the file with another library (cv2.imread with IMREAD_UNCHANGED) in "
             "Dataset.map",
         )
+    if image.mode == "RGBA" and _bits_of_png(contents) == 16 and contents[25] == _COLOR_TYPES[2]:
+        image = image.convert("LA")  # Pillow has no gray image of 16 bits with alpha
     return in_dtype(_gray_of_16_bits(image, channels) if is_gray else in_mode(image, channels), dtype)
 
 
@@ -75,6 +81,8 @@ def in_mode(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
     if image.mode == "P" and image.format == "PNG" and "transparency" in image.info:
         own = 4
     wanted = _checked(channels) if channels else own
+    if image.format == "PNG" and (own, wanted) in ((3, 1), (4, 1)):
+        return (np.asarray(image.convert("RGB")) @ _GRAY >> 15).astype(np.uint8)[..., None]
     pixels = np.asarray(image if image.mode == _LAYOUTS[wanted] else image.convert(_LAYOUTS[wanted]))
     return pixels.reshape(*pixels.shape[:2], wanted)
 
@@ -93,3 +101,20 @@ def in_dtype(pixels: np.ndarray[Any, Any], dtype: DTypeLike) -> Any:
     if wanted == _dtypes.uint16:
         return jnp.asarray(pixels if wide else pixels.astype(np.uint16) * 257)
     return jnp.asarray((pixels >> 8).astype(np.uint8) if wide else pixels)
+
+
+def png_of_16_bits(pixels: HostArray, level: int) -> bytes:
+    """Returns the bytes of a PNG file for ``u16[height, width, channels]``; Pillow writes 8 bits of colors.
+
+    Args:
+        pixels: The image, with 1 to 4 channels.
+        level: The level of compression, from 0 to 9; -1: the default.
+    """
+    height, width, channels = pixels.shape
+    rows = pixels.astype(">u2").reshape(height, -1).view(np.uint8)
+    lines = np.pad(rows, [(0, 0), (1, 0)])  # each line begins with the number of its filter, 0: none
+    header = struct.pack(">IIBBBBB", width, height, 16, _COLOR_TYPES[channels], 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), level)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import jax
@@ -215,3 +216,22 @@ def set_diag(
 def tensor_diag(diagonal: jax.Array) -> jax.Array:
     """Returns a tensor of twice the rank that has given elements on its diagonal, and zeros elsewhere."""
     return jnp.diag(diagonal.reshape(-1)).reshape(diagonal.shape * 2)
+
+
+@op("linalg.tensor_diag_part")
+def tensor_diag_part(input: jax.Array) -> jax.Array:
+    """Returns the diagonal of a tensor of shape ``[a, ..., z, a, ..., z]``: a tensor of half the rank.
+
+    Raises:
+        InvalidArgumentError: The second half of the shape is not like the first.
+    """
+    half = input.ndim // 2
+    if input.ndim == 0 or input.shape[:half] != input.shape[half:]:
+        raise InvalidArgumentError.of(
+            "tf.linalg.tensor_diag_part",
+            found=f"a tensor of shape {input.shape}",
+            rule="the rank must be even, and the second half of the dimensions equal to the first",
+            remedy="use tf.linalg.diag_part for the diagonals of matrices",
+        )
+    size = math.prod(input.shape[:half])
+    return jnp.diagonal(input.reshape(size, size)).reshape(input.shape[:half])

@@ -13,6 +13,18 @@ from mirrored.tf._io.files import TFRecordOptions as TFRecordOptions
 from mirrored.tf._io.files import TFRecordWriter as TFRecordWriter
 from mirrored.tf.io import gfile as gfile
 
+def decode_and_crop_jpeg(
+    contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
+    crop_window: Any,
+    channels: int = 0,
+    ratio: int = 1,
+    fancy_upscaling: bool = True,
+    try_recover_truncated: bool = False,
+    acceptable_fraction: float = 1,
+    dct_method: str = "",
+    name: str | None = None,
+) -> Any: ...
+def decode_base64(input: str | bytes | Sequence[str | bytes] | ndarray[Any, Any], name: str | None = None) -> Any: ...
 def decode_bmp(
     contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
     channels: int = 0,
@@ -29,6 +41,7 @@ def decode_csv(
     select_cols: Sequence[int] | None = None,
     name: str | None = None,
 ) -> list[Any]: ...
+def decode_gif(contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any], name: str | None = None) -> Any: ...
 def decode_image(
     contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
     channels: int | None = None,
@@ -60,6 +73,9 @@ def decode_raw(
     little_endian: bool = True,
     name: str | None = None,
 ) -> Any: ...
+def encode_base64(
+    input: str | bytes | Sequence[str | bytes] | ndarray[Any, Any], pad: bool = False, name: str | None = None
+) -> Any: ...
 def encode_jpeg(
     image: Any,
     format: str = "",
@@ -74,6 +90,12 @@ def encode_jpeg(
     name: str | None = None,
 ) -> Any: ...
 def encode_png(image: Any, compression: int = -1, name: str | None = None) -> Any: ...
+def extract_jpeg_shape(
+    contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
+    output_type: DTypeLike = ...,
+    name: str | None = None,
+) -> Any: ...
+def is_jpeg(contents: str | bytes | Sequence[str | bytes] | ndarray[Any, Any], name: str | None = None) -> Any: ...
 def parse_example(
     serialized: str | bytes | Sequence[str | bytes] | ndarray[Any, Any],
     features: Mapping[str, Any],

@@ -129,10 +129,11 @@ from mirrored.tf.compat.v1 import version as version
 from mirrored.tf.debugging import Assert as Assert
 from mirrored.tf.dtypes import saturate_cast as saturate_cast
 from mirrored.tf.image import random_crop as random_crop
-from mirrored.tf.linalg import band_part, det, diag_part, inv, solve, sqrtm, tensor_diag
+from mirrored.tf.linalg import band_part, det, inv, solve, sqrtm, tensor_diag, tensor_diag_part
 from mirrored.tf.linalg import cholesky as cholesky
 from mirrored.tf.linalg import cross as cross
 from mirrored.tf.linalg import diag as _diag
+from mirrored.tf.linalg import diag_part as _diag_part
 from mirrored.tf.linalg import global_norm as global_norm
 from mirrored.tf.linalg import matrix_transpose as matrix_transpose
 from mirrored.tf.linalg import qr as qr
@@ -292,6 +293,7 @@ def where(condition: Any, x: Any | None = None, y: Any | None = None, name: str 
 def zeros_like(*args: Any, **kwargs: Any) -> Any: ...
 
 diag = tensor_diag
+diag_part = tensor_diag_part
 disable_v2_behavior = disable_eager_execution
 div_no_nan = divide_no_nan
 enable_resource_variables = enable_eager_execution
@@ -302,7 +304,7 @@ local_variables_initializer = global_variables_initializer
 matrix_band_part = band_part
 matrix_determinant = det
 matrix_diag = _diag
-matrix_diag_part = diag_part
+matrix_diag_part = _diag_part
 matrix_inverse = inv
 matrix_solve = solve
 matrix_square_root = sqrtm

@@ -42,9 +42,13 @@ from mirrored.tf.image import total_variation as total_variation
 from mirrored.tf.image import transpose as transpose
 from mirrored.tf.image import yiq_to_rgb as yiq_to_rgb
 from mirrored.tf.image import yuv_to_rgb as yuv_to_rgb
+from mirrored.tf.io import decode_and_crop_jpeg as decode_and_crop_jpeg
 from mirrored.tf.io import decode_bmp as decode_bmp
+from mirrored.tf.io import decode_gif as decode_gif
 from mirrored.tf.io import decode_image as decode_image
 from mirrored.tf.io import decode_jpeg as decode_jpeg
 from mirrored.tf.io import decode_png as decode_png
 from mirrored.tf.io import encode_jpeg as encode_jpeg
 from mirrored.tf.io import encode_png as encode_png
+from mirrored.tf.io import extract_jpeg_shape as extract_jpeg_shape
+from mirrored.tf.io import is_jpeg as is_jpeg

@@ -36,6 +36,7 @@ from mirrored.tf.linalg import solve as solve
 from mirrored.tf.linalg import sqrtm as sqrtm
 from mirrored.tf.linalg import svd as svd
 from mirrored.tf.linalg import tensor_diag as tensor_diag
+from mirrored.tf.linalg import tensor_diag_part as tensor_diag_part
 from mirrored.tf.linalg import trace as trace
 from mirrored.tf.linalg import triangular_solve as triangular_solve
 from mirrored.tf.linalg import tridiagonal_matmul as tridiagonal_matmul
