@@ -109,6 +109,34 @@ def test_sigterm_is_passed_on_and_the_workers_may_save(tmp_path):
     assert ran.errors == "[mirrored] SIGTERM: the workers have 30 s to save and end\n"
 
 
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_processes_that_load_data_outlive_sigterm_and_end_with_their_worker(tmp_path, method):
+    program = """
+        import multiprocessing
+        def loaded(i):
+            return i, os.getpid()
+        if __name__ == "__main__":
+            ends = []
+            with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+                left = subprocess.Popen(["sleep", "60"])
+                note(f"pids{rank}", f"{os.getpid()} {left.pid} {pool.apply(loaded, (0,))[1]}")
+                signal.signal(signal.SIGTERM, lambda *_: ends.append(time.monotonic() + 0.5))
+                while not ends or time.monotonic() < ends[0]:
+                    pool.apply_async(loaded, (1,)).get(timeout=10)
+                note(f"saved{rank}")
+        """
+    pids = [tmp_path / f"pids{rank}" for rank in range(2)]
+
+    def terminate() -> None:
+        wait_until(lambda: all(path.exists() and path.read_text().count(" ") == 2 for path in pids), "ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ran = Ran(Job(program=written(tmp_path, program), arguments=(method,), workers=2), meanwhile=terminate)
+    assert ran.code == 0, ran.errors
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
+    assert not any(is_alive(int(pid)) for path in pids for pid in path.read_text().split())
+
+
 @pytest.mark.slow
 def test_a_worker_that_ignores_sigterm_is_ended_after_the_grace(tmp_path):
     program = """

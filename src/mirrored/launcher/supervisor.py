@@ -163,23 +163,23 @@ class Supervisor:
         while self._signals:
             number = self._signals.pop(0)
             if number != signal.SIGTERM:
-                self._send(signal.SIGINT)
+                for worker in self._running():
+                    worker.signal(signal.SIGINT)
                 self._settle(_INTERRUPT_GRACE_SECONDS)
                 return Failure("interrupted; all workers were ended", _INTERRUPTED)
             if self._terminated_at is None:
                 self._terminated_at = time.monotonic()
                 self._output.say(f"SIGTERM: the workers have {self._job.grace_seconds:g} s to save and end")
-                self._send(signal.SIGTERM)
+                for worker in self._running():
+                    worker.terminate()
         if self._terminated_at is not None and time.monotonic() - self._terminated_at > self._job.grace_seconds:
-            left = [str(worker.rank) for worker in self._workers if worker.code is None]
+            left = [str(worker.rank) for worker in self._running()]
             who = f"worker{'s' * (len(left) > 1)} {', '.join(left)}"
             return Failure(f"{who} had not ended {self._job.grace_seconds:g} s after SIGTERM", 128 + signal.SIGTERM)
         return None
 
-    def _send(self, number: int) -> None:
-        for worker in self._workers:
-            if worker.code is None:
-                worker.signal(number)
+    def _running(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.code is None]
 
     def _settle(self, seconds: float) -> None:
         end = time.monotonic() + seconds

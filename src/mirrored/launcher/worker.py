@@ -124,8 +124,15 @@ class Worker:
         with contextlib.suppress(OSError):
             self.channel.send(f"elastic {message}\n".encode())
 
+    def terminate(self) -> None:
+        """Sends SIGTERM to the worker alone.
+
+        Its child processes, which may load the data of the steps before the common checkpoint, run until it has ended.
+        """
+        self.process.terminate()
+
     def signal(self, number: int) -> None:
-        """Sends a signal (such as SIGTERM) to the worker and its child processes."""
+        """Sends a signal (such as SIGINT) to the worker and its child processes, as a terminal does."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, number)
 
