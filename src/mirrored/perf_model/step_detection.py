@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 
+from mirrored._typing import Leaf
 from mirrored.compilation.function import Function
 from mirrored.errors import ArgumentError
 from mirrored.perf_model.timing import lower_quartile
 from mirrored.runtime.ambient import ambient
+from mirrored.values import structures
+from mirrored.values.distributed_values import Mirrored, PerReplica
 
 _WARM_UP = 2
+# A program that gives its step more different shapes than this ends before its most common signature is timed fully.
+_MOST_SIGNATURES = 16
 
 
 class _SeenEnough(BaseException):
@@ -26,10 +31,13 @@ class _SeenEnough(BaseException):
 class DetectedStep:
     """The compiled function found to be a program's training step, with its arguments and measured times.
 
+    The arguments and times are those of the calls with the most common signature: with the same structure, and arrays
+    of the same shapes and dtypes. The last batch of an epoch may be smaller.
+
     Attributes:
         function: The compiled function with the most calls.
-        args: Its positional arguments in the last call.
-        kwargs: Its keyword arguments in the last call.
+        args: Its positional arguments in the last call with this signature.
+        kwargs: Its keyword arguments in this call.
         strategies: The strategies in whose scope it was called.
         step_seconds: The median time until a call's result is ready.
         dispatch_seconds: Python's and JAX's part of a call, before the devices start, measured as in
@@ -37,6 +45,9 @@ class DetectedStep:
         between_seconds: The median time between the end of one step and the next call: input, and the loop's other
             work.
         first_step_seconds: From the start of the program to the end of its first step.
+        differing: The places of the leaves of `args` and `kwargs` for which the calls got different objects.
+        returned: The places of the leaves that were results of the previous call, as the parameters in a functional
+            state are.
     """
 
     function: Function
@@ -47,18 +58,53 @@ class DetectedStep:
     dispatch_seconds: float
     between_seconds: float
     first_step_seconds: float = 0.0
+    differing: frozenset[int] = frozenset()
+    returned: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass
+class _Calls:
+    """The calls of a function with one signature: their times, and the places of arguments as in `DetectedStep`."""
+
+    step: list[float] = dataclasses.field(default_factory=list)
+    dispatch: list[float] = dataclasses.field(default_factory=list)
+    between: list[float] = dataclasses.field(default_factory=list)
+    differing: set[int] = dataclasses.field(default_factory=set)
+    returned: set[int] = dataclasses.field(default_factory=set)
+
+    def is_seen(self, steps: int, seconds: float) -> bool:
+        return len(self.step) >= steps + _WARM_UP and sum(self.step[_WARM_UP:]) >= seconds
 
 
 @dataclasses.dataclass
 class _Record:
+    """All calls of a function, and the arguments of the newest one with the most common signature."""
+
+    calls: dict[Hashable, _Calls] = dataclasses.field(default_factory=dict)
+    most_common: _Calls = dataclasses.field(default_factory=_Calls)
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     strategies: tuple[Any, ...] = ()
-    step: list[float] = dataclasses.field(default_factory=list)
-    dispatch: list[float] = dataclasses.field(default_factory=list)
-    between: list[float] = dataclasses.field(default_factory=list)
+    leaves: list[Any] = dataclasses.field(default_factory=list)  # of the newest call, of any signature
+    results: list[Any] = dataclasses.field(default_factory=list)
     ended: float | None = None
     first_ended: float = 0.0
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """The number of calls, and their total time."""
+        times = [one.step for one in self.calls.values()]
+        return sum(map(len, times)), sum(map(sum, times))
+
+    def calls_like(self, leaves: list[Any], treedef: Hashable) -> _Calls:
+        """Returns the calls with the signature of these arguments, and notes which of them differ or were returned."""
+        calls = self.calls.setdefault((treedef, *map(_kind, leaves)), _Calls())
+        if len(leaves) == len(self.leaves):
+            calls.differing |= {place for place, leaf in enumerate(leaves) if leaf is not self.leaves[place]}
+        results = {id(leaf) for leaf in self.results}
+        calls.returned |= {place for place, leaf in enumerate(leaves) if id(leaf) in results}
+        self.leaves = leaves
+        return calls
 
 
 class _CallWatch:
@@ -73,20 +119,45 @@ class _CallWatch:
         here = ambient()
         if here.store is not None or here.runner is not None:
             return self._call(function, *args, **kwargs)
+        called = time.perf_counter()
         record = self.records.setdefault(id(function), (function, _Record()))[1]
+        calls = record.calls_like(*structures.flatten((args, kwargs)))
         start, busy = time.perf_counter(), time.thread_time()
-        if record.ended is not None:
-            record.between.append(start - record.ended)
         result = self._call(function, *args, **kwargs)
-        record.dispatch.append(time.thread_time() - busy)
-        jax.block_until_ready([leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)])
-        record.ended = time.perf_counter()
-        record.first_ended = record.first_ended or record.ended
-        record.step.append(record.ended - start)
-        record.args, record.kwargs, record.strategies = args, kwargs, here.strategies
-        if len(record.step) >= self._steps + _WARM_UP and sum(record.step[_WARM_UP:]) >= self._seconds:
+        dispatch = time.thread_time() - busy
+        results = jax.tree.leaves(result)
+        jax.block_until_ready([leaf for leaf in results if isinstance(leaf, jax.Array)])
+        ended = time.perf_counter()
+        if function._driver is not None:
+            # It takes elements of a dataset, so it ran as Python, and the compiled runs in it have their own records.
+            self.records.pop(id(function), None)
+            return result
+        calls.between.append(0.0 if record.ended is None else called - record.ended)
+        calls.dispatch.append(dispatch)
+        calls.step.append(ended - start)
+        if len(calls.step) >= len(record.most_common.step):
+            record.most_common, record.args, record.kwargs, record.strategies = calls, args, kwargs, here.strategies
+        record.results, record.ended = results, ended
+        record.first_ended = record.first_ended or ended
+        if record.most_common.is_seen(self._steps, self._seconds) or self._has_many_signatures(record):
             raise _SeenEnough
         return result
+
+    def _has_many_signatures(self, record: _Record) -> bool:
+        """Returns whether a function gets so many different shapes that its most common signature takes too long."""
+        count, seconds = record.order
+        return count >= _MOST_SIGNATURES * (self._steps + _WARM_UP) and seconds >= _MOST_SIGNATURES * self._seconds
+
+
+def _kind(leaf: Leaf) -> Hashable:
+    """Returns the part of a call's signature that belongs to one argument."""
+    if isinstance(leaf, Mirrored):
+        return _kind(leaf.value)
+    if isinstance(leaf, PerReplica):
+        return leaf.component_shape, _kind(leaf.first())
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return leaf.shape, leaf.dtype
+    return (leaf,) if leaf is None or isinstance(leaf, (bool, str)) else (type(leaf),)
 
 
 def detect_step(
@@ -103,10 +174,12 @@ def detect_step(
         called: The caller's name, for messages.
 
     Returns:
-        The compiled function with the most calls. If the program ends by itself, fewer steps are timed.
+        The compiled function with the most calls. If the program ends by itself, fewer steps are timed. A function
+        that takes elements of a dataset runs as Python; the step is then its compiled `strategy.run`, and the rest of
+        the function counts as the time between two steps.
 
     Raises:
-        ArgumentError: The program calls no compiled function at least three times.
+        ArgumentError: The program calls no compiled function at least three times with the same shapes.
     """
     watch = _CallWatch(steps, seconds)
     original = Function.__call__
@@ -127,26 +200,37 @@ def detect_step(
 
 
 def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
-    found = max(watch.records.values(), key=lambda one: (len(one[1].step), sum(one[1].step)), default=None)
-    if found is None or len(found[1].step) <= _WARM_UP:
-        most = 0 if found is None else len(found[1].step)
-        raise ArgumentError(
-            called,
-            found=f"the most-called compiled function was called {most} times"
-            if most
-            else "the program called no compiled function",
-            rule=f"the training step must be a mirrored.function; at least {_WARM_UP + 1} calls are needed to time it",
-            remedy="call strategy.run and the rest of the step in a function decorated with mirrored.function, or run "
-            "more steps",
-        )
+    found = max(watch.records.values(), key=lambda one: one[1].order, default=None)
+    if found is None or len(found[1].most_common.step) <= _WARM_UP:
+        raise _no_step(called, None if found is None else found[1])
     function, record = found
+    calls = record.most_common
     return DetectedStep(
         function,
         record.args,
         record.kwargs,
         record.strategies,
-        step_seconds=statistics.median(record.step[_WARM_UP:]),
-        dispatch_seconds=lower_quartile(record.dispatch[_WARM_UP:]),
-        between_seconds=statistics.median(record.between[_WARM_UP - 1 :]),
+        step_seconds=statistics.median(calls.step[_WARM_UP:]),
+        dispatch_seconds=lower_quartile(calls.dispatch[_WARM_UP:]),
+        between_seconds=statistics.median(calls.between[_WARM_UP:]),
         first_step_seconds=record.first_ended - watch.began,
+        differing=frozenset(calls.differing),
+        returned=frozenset(calls.returned),
+    )
+
+
+def _no_step(called: str, record: _Record | None) -> ArgumentError:
+    found = "the program called no compiled function"
+    if record is not None:
+        count = record.order[0]
+        found = f"the most-called compiled function was called {count} times"
+        if count > _WARM_UP:
+            found += f", at most {len(record.most_common.step)} times with the same shapes"
+    return ArgumentError(
+        called,
+        found=found,
+        rule=f"the training step must be a mirrored.function; at least {_WARM_UP + 1} calls with the same shapes are "
+        "needed to time it",
+        remedy="call strategy.run and the rest of the step in a function decorated with mirrored.function, or run "
+        "more steps",
     )
