@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import mirrored as mr
 from mirrored.errors import ArgumentError
@@ -67,3 +70,56 @@ def test_a_step_without_replicas_has_work_alone_only():
     assert found.work(1, 1).flops > 0
     with pytest.raises(ArgumentError, match=r"the step has no strategy.*\n.*rule.*\n.*strategy\.run"):
         found.work(2, 1)
+
+
+def functional(devices, *, is_constant):
+    """A program whose parameters and momentum are arguments and results of its step, with 8 examples per replica."""
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
+
+    def replica(state, key, x):
+        w, momentum = state
+        gradient = mr.get_replica_context().all_reduce("SUM", jax.grad(lambda w: jnp.square(x @ w).mean())(w))
+        momentum = 0.9 * momentum + gradient + 0 * jax.random.uniform(key)
+        return w - 0.1 * momentum, momentum
+
+    @mr.function
+    def step(state, key, x):
+        return strategy.run(replica, args=(state, key, x), out_specs=P())
+
+    def train():
+        w = jnp.ones((WIDTH, WIDTH))
+        state, key = (w, jnp.zeros_like(w)), jax.random.PRNGKey(0)
+        x = np.ones((8 * devices, WIDTH), np.float32)
+        data = [x] * 10
+        batches = [*strategy.experimental_distribute_dataset(data)]
+        for batch in batches:
+            key, used = jax.random.split(key)
+            state = step(state, used, batches[0] if is_constant else batch)
+
+    return train
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_step_with_functional_state_has_the_strategy_of_its_run(devices, is_constant):
+    step = TracedStep(detect_step(functional(devices, is_constant=is_constant), steps=4))
+    assert (step.replicas, step.share) == (devices, 8)
+    (exchange,) = step.work(64, 8).exchanges
+    assert (exchange.group_size, exchange.payload_bytes) == (64, 4 * WIDTH * WIDTH)
+    assert step.work(64, 16).flops > step.work(64, 8).flops
+    part = step.part(4, 2)
+    assert [operand.shape for operand in part.operands] == [(WIDTH, WIDTH), (WIDTH, WIDTH), (2,), (2, 4, WIDTH)]
+
+
+def test_an_array_before_the_batch_that_is_equal_in_all_calls_is_no_batch_of_one_replica():
+    strategy = mr.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        total = mr.Variable(0.0)
+
+    @mr.function
+    def step(scale, x, y):
+        return strategy.run(lambda scale, x, y: total.assign_add((x * scale + y).sum()), args=(scale, x, y))
+
+    scale = np.ones(128, np.float32)
+    found = detect_step(lambda: [step(scale, jnp.ones((4, 128)), jnp.ones((4, 1))) for _ in range(9)], steps=4)
+    assert [operand.shape for operand in TracedStep(found).part(2, 1).operands] == [(128,), (1, 2, 128), (1, 2, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from mirrored._jax.arrays import key_data
+from mirrored._jax.arrays import is_key_dtype, key_data
 from mirrored._jax.traces import canonical_dtype
 from mirrored._typing import Leaf
 from mirrored.compilation.concrete import Pure, as_pure
@@ -19,6 +20,7 @@ from mirrored.errors import ArgumentError
 from mirrored.perf_model.exchange import Exchange, exchanges_in
 from mirrored.perf_model.step_detection import DetectedStep
 from mirrored.runtime.ambient import within
+from mirrored.strategies.strategy import Strategy
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
@@ -89,27 +91,37 @@ class TracedStep:
             None,
         )
         self._described = [_described(leaf) for leaf in self._leaves]
-        variables = self._pure(self._described, own).reads
+        with _runs_noted() as running:
+            variables = self._pure(self._described, own).reads
         self.state_bytes = sum(_nbytes(variable) for variable in variables)
-        found = {id(one): one for one in (*observation.strategies, *(v.strategy for v in variables)) if one is not None}
+        owners = (*observation.strategies, *(variable.strategy for variable in variables), *running)
+        found = {id(one): one for one in owners if one is not None}
         self._strategies = [one for one in found.values() if one.device_assignment is not None]
         device_assignments = [one.device_assignment for one in self._strategies]
         self._device_assignment: DeviceAssignment | None = device_assignments[0] if device_assignments else None
         self.replicas = 1 if self._device_assignment is None else self._device_assignment.num_replicas
         self.devices: tuple[jax.Device, ...] = _like(self._device_assignment)
-        if self.replicas == 1:
+        if self.replicas == 1 and not any(self._spread):
             self._spread_the_batch()
         described = zip(self._described, self._spread, strict=True)
         self.share = next((int(one.shape[1]) for one, is_spread in described if is_spread and len(one.shape) > 1), 1)
 
     def _spread_the_batch(self) -> None:
-        """Finds the batch among a single replica's arrays: those with the first array's leading dimension."""
-        arrays = [one for one in self._described if isinstance(one, jax.ShapeDtypeStruct) and one.shape]
-        for place, one in enumerate(self._described):
-            if self._spread[place] or one not in arrays or one.shape[0] != arrays[0].shape[0]:
-                continue
-            self._spread[place] = True
-            self._described[place] = jax.ShapeDtypeStruct((1, *one.shape), one.dtype)
+        """Finds the batch among a single replica's arrays: those with the leading dimension of the largest candidate.
+
+        The candidates are the arrays that are new in each call; if there are none, those that no call has returned.
+        """
+        arrays = {place for place, one in enumerate(self._described) if _has_examples(one)}
+        others = arrays - self._observation.returned
+        candidates = sorted((others & self._observation.differing) or others or arrays)
+        if not candidates:
+            return
+        size = max((self._described[place] for place in candidates), key=lambda one: math.prod(one.shape)).shape[0]
+        for place in candidates:
+            one = self._described[place]
+            if one.shape[0] == size:
+                self._spread[place] = True
+                self._described[place] = jax.ShapeDtypeStruct((1, *one.shape), one.dtype)
 
     def work(self, replicas: int, share: int) -> StepCost:
         """Traces the step for a number of replicas and a batch size, and returns XLA's cost analysis.
@@ -206,6 +218,14 @@ def _described(leaf: Leaf) -> Any:
     return leaf
 
 
+def _has_examples(described: Any) -> bool:
+    """Returns whether an argument may be a part of the batch: an array with a leading dimension that is no PRNG key."""
+    if not isinstance(described, jax.ShapeDtypeStruct) or not described.shape or is_key_dtype(described.dtype):
+        return False
+    is_raw_key = described.dtype == np.uint32 and described.shape == (2,)
+    return not is_raw_key
+
+
 def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share: int) -> Any:
     """Changes the shape of a stacked batch to `replicas` replicas with `share` examples each."""
     part = tuple(stacked.shape[1:])
@@ -273,10 +293,28 @@ def _moved(strategies: Sequence[Any], device_assignment: DeviceAssignment | None
             strategy._device_assignment = own
 
 
+@contextmanager
+def _runs_noted() -> Iterator[list[Strategy]]:
+    """A context manager that yields a list of the strategies whose `run` is called inside the block."""
+    found: list[Strategy] = []
+    original = Strategy._run  # not `run`, of which the program may hold a bound method
+
+    def run(self: Strategy, *args: Any, **kwargs: Any) -> Any:
+        found.append(self)
+        return original(self, *args, **kwargs)
+
+    Strategy._run = run  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        Strategy._run = original  # type: ignore[method-assign]
+
+
 def _no_strategy() -> ArgumentError:
     return ArgumentError(
         "mirrored plan",
-        found="the step has no strategy: it reads no mirrored variable and is not called in a strategy's scope",
+        found="the step has no strategy: it calls no strategy.run, reads no mirrored variable and is not called in a "
+        "strategy's scope",
         rule="a step must run on replicas, so that its time on more of them can be predicted",
         remedy="create the variables in strategy.scope() and call strategy.run in the step",
     )
