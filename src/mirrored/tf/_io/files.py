@@ -156,8 +156,8 @@ def decode_csv(
 
 def _default(given: object) -> Any:
     """Returns the default value; TensorFlow's older form is a list of at most one value."""
-    given_as = str | bytes | int | float | list | tuple | _dtypes.DType
-    return given if isinstance(given, given_as) else np.asarray(given)
+    kept = isinstance(given, str | bytes | int | float | list | tuple | _dtypes.DType)
+    return given if kept else np.asarray(given)
 
 
 def decode_image(

@@ -82,7 +82,8 @@ def in_mode(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
         own = 4
     wanted = _checked(channels) if channels else own
     if image.format == "PNG" and (own, wanted) in ((3, 1), (4, 1)):
-        return (np.asarray(image.convert("RGB")) @ _GRAY >> 15).astype(np.uint8)[..., None]
+        gray: HostArray = (np.asarray(image.convert("RGB")) @ _GRAY >> 15).astype(np.uint8)[..., None]
+        return gray
     pixels = np.asarray(image if image.mode == _LAYOUTS[wanted] else image.convert(_LAYOUTS[wanted]))
     return pixels.reshape(*pixels.shape[:2], wanted)
 

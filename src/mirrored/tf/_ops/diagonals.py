@@ -234,4 +234,5 @@ def tensor_diag_part(input: jax.Array) -> jax.Array:
             remedy="use tf.linalg.diag_part for the diagonals of matrices",
         )
     size = math.prod(input.shape[:half])
-    return jnp.diagonal(input.reshape(size, size)).reshape(input.shape[:half])
+    found: jax.Array = jnp.diagonal(input.reshape(size, size)).reshape(input.shape[:half])
+    return found

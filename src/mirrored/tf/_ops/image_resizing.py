@@ -82,7 +82,7 @@ def resize(
         if method == "bilinear" and not antialias:
             return _interpolated(_interpolated(source, -2, width), -3, height)
     shape = (*images.shape[:-3], height, width, images.shape[-1])
-    return jax.image.resize(source, shape, _METHODS[method], antialias=antialias)  # type: ignore[no-any-return]
+    return jax.image.resize(source, shape, _METHODS[method] or "", antialias=antialias)  # type: ignore[no-any-return]
 
 
 def _nearest(size: int, wanted: int) -> HostArray:
