@@ -502,3 +502,27 @@ def test_compiling_a_model_again_replaces_its_programs(change: str, replicas: in
         results.append([*history.values(), evaluated, model.layers[-1].kernel.numpy().ravel()])
     for ours, theirs in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [4, 6], ids=["even", "uneven"])
+def test_sparse_matrices(batch_size: int) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    x = np.maximum(np.random.default_rng(0).normal(size=(12, 5)), 0).astype("float32")
+    y = x.sum(1, keepdims=True)
+    found = []
+    for rows in (x, sparse.csr_matrix(x)):
+        with scope(4):
+            model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, kernel_initializer="ones")])
+            model.compile("sgd", "mse")
+        losses = model.fit(rows, y, batch_size=batch_size, shuffle=False, verbose=0).history["loss"]
+        evaluated = model.evaluate(rows, y, batch_size=batch_size, verbose=0)
+        found.append([*losses, evaluated, *model.predict(rows, batch_size=batch_size, verbose=0)[:, 0]])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+
+
+def test_a_scalar_beside_the_arrays_of_a_batch() -> None:
+    x = np.ones((4, 3), np.float32)
+    with scope(2):
+        rows, factor = keras.Input((3,)), keras.Input(batch_shape=())
+        model = keras.Model([rows, factor], keras.layers.Dense(1, kernel_initializer="ones")(rows * factor))
+    np.testing.assert_allclose(model.predict_on_batch([x, np.float32(2)]), np.full((4, 1), 6.0))

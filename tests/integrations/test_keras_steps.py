@@ -13,7 +13,7 @@ import pytest
 import mirrored as mr
 import mirrored.tf as tf
 from integrations.keras_models import scope
-from mirrored.errors import ReplicaDivergenceError
+from mirrored.errors import ReplicaDivergenceError, StructureError
 from mirrored.integrations.keras import keras
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -516,3 +516,38 @@ def test_replicas_that_would_diverge_are_refused() -> None:
         model.fit(X, Y, batch_size=BATCH, verbose=0)
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
+
+
+class Measured(keras.Model):
+    """TensorFlow's signature, Keras' own steps."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+    def test_step(self, data: Any) -> Any:
+        return super().test_step(data)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+def test_logs_of_a_batch_are_the_metrics_results_over_all_replicas(eager: bool) -> None:
+    labels = np.array([[1.0]] * 2 + [[0.0]] * 5, np.float32)  # all positives are on the first replica
+    with scope(2):
+        metrics = [keras.metrics.Recall(name="recall"), "mae"]
+        model = model_of(Measured, metrics=metrics, run_eagerly=eager)
+    predicted = X[:7].sum(1, keepdims=True)
+    recall = np.mean(predicted[:2] > 0.5)
+    expected = [np.mean((predicted - labels) ** 2), recall, np.abs(predicted - labels).mean()]
+    seen: list[list[float]] = []
+    callback = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append([logs[name] for name in ("loss", "recall", "mae")])
+    )
+    np.testing.assert_allclose(model.test_on_batch(X[:7], labels), expected, rtol=1e-5)
+    model.fit(X[:7], labels, batch_size=7, verbose=0, callbacks=[callback])
+    np.testing.assert_allclose(seen[0], expected, rtol=1e-5)
+
+
+def test_a_scalar_in_a_batch_is_refused_by_name() -> None:
+    with scope(2):
+        model = model_of(Measured)
+    with pytest.raises(StructureError, match=r"(?s)train_on_batch: the leaf element\[1\] is a scalar.*batch dim"):
+        model.train_on_batch(X, np.float32(1))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.sparse import JAXSparse
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mirrored._jax.arrays import check_fit, owned
@@ -58,15 +59,27 @@ def device_for(strategy: Strategy | None, called: str) -> Any:
     return device_assignment.devices[0]
 
 
-def on_host(batch: Array | HostArray) -> HostArray:
-    """Returns a batch of `fit` as a NumPy array that no other code refills.
+def on_host(batch: Array | HostArray | JAXSparse) -> HostArray:
+    """Returns a batch of `fit` as a dense NumPy array that no other code refills.
+
+    Keras makes a JAX sparse array of each batch of a SciPy sparse matrix.
 
     Raises:
         ArgumentError: Integers of 64 bits do not fit into 32.
     """
-    host: HostArray = owned(np.asarray(batch))
+    host: HostArray = owned(as_dense(batch))
     check_fit(host)
     return host
+
+
+def as_dense(batch: Array | HostArray | JAXSparse) -> HostArray:
+    """Returns an array of a batch as a NumPy array; a sparse one, which cannot be split over devices, densely."""
+    return np.asarray(batch.todense() if isinstance(batch, JAXSparse) else batch)
+
+
+def is_divisible(batch: HostArray, sharding: NamedSharding) -> bool:
+    """Returns whether an array of a batch has rows that the devices of a sharding divide."""
+    return batch.ndim > 0 and batch.shape[0] % sharding.mesh.size == 0
 
 
 def put_on(device: jax.Device) -> Callable[..., Any]:
@@ -171,7 +184,7 @@ def across_workers(
         if not checked:
             check_same(called, {"the first batch": host})
             checked = True
-        if host.shape[0] % sharding.mesh.size:
+        if not is_divisible(host, sharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 

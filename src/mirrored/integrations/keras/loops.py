@@ -12,13 +12,13 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import jax
 
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
-from mirrored.data.placement import Placer
+from mirrored.data.placement import Placer, batch_size
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.batches import check_same
 from mirrored.integrations.keras.private import JAXEpochIterator
@@ -27,6 +27,7 @@ from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
 
 keras = load()
+_GLOBAL_BATCH: Final = "pass batches, whose arrays have one row per example"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +80,23 @@ def within_loop(loop: Loop) -> Iterator[None]:
         _current.reset(token)
 
 
+def called_method(default: str) -> str:
+    """Returns the name of the model's method whose loop is in progress; `default` outside of a loop."""
+    loop = _current.get()
+    return default if loop is None else loop.called
+
+
 def placement_for(device_assignment: DeviceAssignment | None) -> Callable[[PyTree], Any]:
-    """Returns the function that splits a batch of the loop in progress over the replicas, onto their devices."""
+    """Returns the function that splits a batch of the loop in progress over the replicas, onto their devices.
+
+    It raises StructureError for a batch that cannot be split: a leaf is a scalar, or has another number of rows.
+    """
     placer = Placer(device_assignment)
 
     def place(batch: PyTree) -> Any:
         loop = _current.get()
+        if placer.num_replicas > 1:
+            batch_size(batch, f"keras.Model.{called_method('fit')}", _GLOBAL_BATCH)
         if not placer.spans_processes or loop is None:
             return placer.batch(batch)
         if loop.source is not None and loop.source.has_parts:

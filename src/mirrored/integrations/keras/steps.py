@@ -27,8 +27,10 @@ from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.compilation import function as compiled
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.batches import as_dense
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.calls import conversion_of_calls
+from mirrored.integrations.keras.logs import noted_results
 from mirrored.integrations.keras.loops import placement_for
 from mirrored.integrations.keras.newest import GROUPS
 from mirrored.integrations.keras.private import (
@@ -154,7 +156,8 @@ def _data_of(model: Model, batch: PyTree) -> PyTree:
     """Returns a batch as the step receives it in TensorFlow: an element that is not a tuple is not put into one."""
     if isinstance(batch, tuple) and len(batch) == 1 and vars(model).get(BARE_ELEMENTS):
         batch = batch[0]
-    return tree_map(np.asarray, batch)
+    # Not JAX's trees, for which a sparse array is a structure of its parts.
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else as_dense(leaf), batch)
 
 
 def _step_of(model: Model, kind: str, strategy: Strategy) -> Callable[..., Any]:
@@ -167,7 +170,8 @@ def _step_of(model: Model, kind: str, strategy: Strategy) -> Callable[..., Any]:
             return called(batch)
 
     def run(batch: PyTree) -> Any:
-        return strategy.run(replica_step, args=(batch,))
+        with noted_results(model) as noted:
+            return noted.aggregated(strategy.run(noted.watching(replica_step), args=(batch,)))
 
     step = run if model.run_eagerly else compiled(run)
     combine = functools.partial(_concatenated if kind == "predict" else _mean, strategy)

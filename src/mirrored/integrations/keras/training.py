@@ -27,6 +27,7 @@ from mirrored.integrations.keras.batches import (
     across_workers,
     device_for,
     everywhere,
+    is_divisible,
     on_host,
     on_one_device,
     one_sharding,
@@ -34,7 +35,7 @@ from mirrored.integrations.keras.batches import (
 )
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.calls import converting_calls
-from mirrored.integrations.keras.loops import Loop, Parts, connect_loops, within_loop
+from mirrored.integrations.keras.loops import Loop, Parts, called_method, connect_loops, within_loop
 from mirrored.integrations.keras.masks import connect_masks
 from mirrored.integrations.keras.newest import (
     GROUPS_OF_STEP,
@@ -72,6 +73,8 @@ _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pr
 _KIND_OF = {"fit": "train", "train": "train", "evaluate": "test", "test": "test", "predict": "predict"}
 # An attribute of a model: by the kind of step, the variables for which its function was made, by identity.
 _GROUPS_OF_STEPS = "_mirrored_groups_of_steps"
+# The method that a message names if the function of a kind of step is made outside of a loop.
+_CALLED_FOR = {"train": "fit", "test": "evaluate", "predict": "predict"}
 _PyDataset: Any = keras.utils.PyDataset
 
 
@@ -289,7 +292,9 @@ def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
 
     @functools.wraps(make)
     def bounding(self: Model, force: bool = False) -> Any:
-        check_belonging(self, "keras.Model.fit")  # Here Keras has created all variables.
+        check_belonging(
+            self, f"keras.Model.{called_method(_CALLED_FOR[kind])}"
+        )  # Here Keras has created all variables.
         if takes_data_alone(self, kind):
             if force or getattr(self, made) is None:
                 setattr(self, made, made_for(self, kind))
@@ -399,7 +404,7 @@ def _distribution_for(strategy: Strategy | None, loop: Loop) -> Iterator[None]:
 def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
     """Replicates a batch over the devices if its size is not divisible by their number, as the last batch's may be.
 
-    Every device then computes the whole batch, which gives the same values but is slower.
+    Every device then computes the whole batch, which gives the same values but is slower. Scalars are replicated, too.
     """
 
     def distribute_data_input(
@@ -408,8 +413,9 @@ def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
         sharding = getattr(layout, "backend_layout", layout)
         if batch is None:
             return None
-        if isinstance(sharding, jax.sharding.NamedSharding) and np.shape(batch)[0] % sharding.mesh.size:
+        host = on_host(batch)
+        if isinstance(sharding, jax.sharding.NamedSharding) and not is_divisible(host, sharding):
             sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-        return distribute(on_host(batch), sharding, batch_dim_name)
+        return distribute(host, sharding, batch_dim_name)
 
     return distribute_data_input

@@ -1,0 +1,99 @@
+"""Computes the logs of a TensorFlow-style step from the metrics' aggregated variables.
+
+Each replica returns the results of its own components, and their mean is not the result over the batch of all replicas
+unless the metric is a mean over equally many examples (recall, AUC, uneven batches). The logs therefore take the result
+that the metric has after the step, outside of the replicas, as `fit` does at the end of an epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from mirrored._typing import PyTree
+from mirrored.values.distributed_values import DistributedValues
+
+if TYPE_CHECKING:
+    from keras import Model
+    from keras.metrics import Metric
+
+
+class NotedResults:
+    """The results of metrics that replicas compute in a step, by which the logs are recognized that are such results.
+
+    A log is a metric's result if it is the same object as an array of the result in every replica.
+    """
+
+    def __init__(self) -> None:
+        self._returned: list[tuple[Metric, int, Any]] = []  # a metric, the index of an array in its result, the array
+        self._logs: dict[str, tuple[Metric, int] | None] = {}
+
+    def note(self, metric: Metric, result: PyTree) -> None:
+        """Stores a metric's result, which keeps the identities of its arrays."""
+        self._returned += [(metric, index, leaf) for index, leaf in enumerate(jax.tree.leaves(result))]
+
+    def watching(self, step: Callable[[PyTree], Any]) -> Callable[[PyTree], Any]:
+        """Wraps a replica's step to find out which of its logs are results of metrics."""
+
+        @functools.wraps(step)
+        def watched(batch: PyTree) -> Any:
+            logs = step(batch)
+            for name, value in logs.items() if isinstance(logs, dict) else ():
+                source = self._source_of(value)
+                self._logs[name] = source if self._logs.get(name, source) == source else None
+            return logs
+
+        return watched
+
+    def _source_of(self, value: object) -> tuple[Metric, int] | None:
+        return next(((metric, index) for metric, index, result in self._returned if result is value), None)
+
+    def aggregated(self, logs: Any) -> Any:
+        """Returns the logs of all replicas, in which the results of metrics are those over all replicas.
+
+        Context: cross-replica.
+        """
+        if not any(isinstance(leaf, DistributedValues) for leaf in jax.tree.leaves(logs, is_leaf=_is_distributed)):
+            return logs  # one replica
+        results: dict[int, list[Any]] = {}
+        for name, source in self._logs.items():
+            if source is not None:
+                metric, index = source
+                if id(metric) not in results:
+                    results[id(metric)] = jax.tree.leaves(metric.result())
+                logs[name] = results[id(metric)][index]
+        return logs
+
+
+def _is_distributed(value: object) -> bool:
+    return isinstance(value, DistributedValues)
+
+
+@contextlib.contextmanager
+def noted_results(model: Model) -> Iterator[NotedResults]:
+    """Notes the results of a model's metrics in a ``with`` block, by wrappers of the objects' `result` methods."""
+    noted = NotedResults()
+    wrapped = [metric for metric in model.metrics if "result" not in vars(metric)]
+    try:
+        for metric in wrapped:
+            vars(metric)["result"] = _noting(metric, noted)
+        yield noted
+    finally:
+        for metric in wrapped:
+            vars(metric).pop("result", None)
+
+
+def _noting(metric: Metric, noted: NotedResults) -> Callable[[], Any]:
+    result = metric.result
+
+    @functools.wraps(result)
+    def noting() -> Any:
+        values = result()
+        noted.note(metric, values)
+        return values
+
+    return noting
