@@ -47,6 +47,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Layer.__call__",
             "Layer._losses",
             "Layer.__setattr__",
+            "Layer.add_weight",
             "Loss.__call__",
             "LossScaleOptimizer.apply",
             "LossScaleOptimizer.build",

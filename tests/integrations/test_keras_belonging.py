@@ -246,3 +246,30 @@ def test_a_model_that_is_made_outside_of_the_scope_is_updated_once_with_a_warnin
         assert int(optimizer.iterations.value) == 3
         outcomes.append([np.asarray(one) for one in variables])
     jax.tree.map(np.testing.assert_array_equal, *outcomes)
+
+
+@pytest.mark.parametrize("change", ["enable_lora", "quantize"])
+def test_weights_that_a_layer_adds_after_the_scope_belong_to_its_strategy(change: str) -> None:
+    with strategy().scope():
+        layers = [keras.layers.Dense(3, "tanh", use_bias=False), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((4,)), *layers])
+    before = model.predict(X, verbose=0)
+    if change == "quantize":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the input layer has nothing to quantize
+            model.quantize("int8")
+    else:
+        layers[0].enable_lora(2)
+    np.testing.assert_allclose(model.predict(X, verbose=0), before, rtol=0.1, atol=0.05)
+    assert devices(*model.variables) == {2}
+
+
+def test_a_layer_that_was_built_outside_is_named() -> None:
+    normalization = keras.layers.Normalization(name="scaled")
+    normalization.adapt(X)
+    with strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), normalization, keras.layers.Dense(1)])
+    with pytest.raises(
+        ContextError, match=r"(?s)Model\.predict: variable 'scaled/mean' .* outside .*create layer 'scaled'"
+    ):
+        model.predict(X, verbose=0)

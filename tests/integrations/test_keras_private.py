@@ -312,3 +312,10 @@ def test_a_loop_begins_a_pass_by_the_method_that_is_replaced() -> None:
     epochs = private.JAXEpochIterator(X, Y, batch_size=4)
     assert len(list(epochs._get_iterator())) == 2
     assert len(list(epochs.data_adapter.get_jax_iterator())) == 2
+
+
+def test_the_layer_that_has_a_variable_is_the_innermost_one() -> None:
+    inner = keras.layers.Dense(1)
+    model = built(keras.Sequential([keras.Input((2,)), inner]))
+    assert private.layer_with(model, inner.kernel) is inner, "messages name another layer than the variable's"
+    assert private.layer_with(model, keras.Variable(0.0)) is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.errors import ContextError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.calls import prepare
-from mirrored.integrations.keras.private import Trainer
+from mirrored.integrations.keras.private import Trainer, layer_with
 from mirrored.integrations.keras.variables import StrategyVariable, adopt
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Reports attributes that are set on a layer to pending checkpoint restores, which may hold their values.
 
 keras = load()
+_STRATEGY: Final = "_mirrored_strategy"  # an attribute of models and layers
 _STATEFUL = (
     keras.Layer,
     keras.Variable,
@@ -60,25 +61,28 @@ def _reporting(set_attribute: Callable[..., None]) -> Callable[..., None]:
 def connect_belonging() -> None:
     """Patches `keras.Model` so that a model, or a copy of it, keeps the strategy in whose scope it was created.
 
-    Wraps the constructor, `compile` and `__deepcopy__`.
+    Wraps the constructor, `compile` and `__deepcopy__`, and `add_weight` of layers.
     """
     replace("keras", keras.Model, "__init__", _noting_strategy(keras.Model.__init__))
     replace("keras", keras.Model, "__deepcopy__", _deep_copy)
     # Patched on `Trainer`, which defines it: Keras treats a class whose `compile` differs from `Trainer`'s as custom.
     replace("keras", Trainer, "compile", _compiling_in_scope(Trainer.compile))
+    replace("keras", keras.Layer, "add_weight", _adding_in_scope(keras.Layer.add_weight))
 
 
-def strategy_of(model: Model) -> Any:
-    """Returns the strategy to which a Keras model belongs, or None."""
+def strategy_of(model: Model | Layer) -> Any:
+    """Returns the strategy to which a Keras model or layer belongs, or None."""
     for variable in model.variables:
         if isinstance(variable, StrategyVariable) and variable.mirrored is not None:
-            return variable.mirrored.strategy if variable.mirrored.device_assignment is not None else None
-    return vars(model).get("_mirrored_strategy")
+            if variable.mirrored.device_assignment is None:
+                break  # created outside, as a layer's variables may be that a model of a strategy has
+            return variable.mirrored.strategy
+    return vars(model).get(_STRATEGY)
 
 
 @contextmanager
-def scope_of(model: Model) -> Iterator[None]:
-    """Opens the scope of a Keras model's strategy, if the model has one and no scope is open."""
+def scope_of(model: Model | Layer) -> Iterator[None]:
+    """Opens the scope of the strategy of a Keras model or layer, if it has one and no scope is open."""
     strategy, here = strategy_of(model), ambient()
     if strategy is None or here.strategies or here.replica is not None or here.store is not None:
         yield
@@ -103,7 +107,7 @@ def check_belonging(model: Model, called: str) -> None:
     for variable in [*model.variables, *beside]:
         theirs = _strategy_of_variable(variable)
         if theirs is not strategy and has_value(variable):
-            raise _apart(called, variable, theirs, strategy)
+            raise _apart(called, model, variable, theirs, strategy)
 
 
 def has_value(variable: KerasVariable) -> bool:
@@ -126,7 +130,9 @@ def _move(variables: Iterable[Any], strategy: Strategy) -> None:
                     variable.back(value)
 
 
-def _apart(called: str, variable: KerasVariable, theirs: Strategy | None, strategy: Strategy | None) -> ContextError:
+def _apart(
+    called: str, model: Model, variable: KerasVariable, theirs: Strategy | None, strategy: Strategy | None
+) -> ContextError:
     if strategy is None:
         return ContextError(
             called,
@@ -135,12 +141,19 @@ def _apart(called: str, variable: KerasVariable, theirs: Strategy | None, strate
             rule="a model, its optimizer and its metrics must be created in the scope of one strategy",
             remedy="create the model inside `with strategy.scope():` too",
         )
-    found = "no strategy" if theirs is None else f"another strategy, {theirs!r}"
+    found = "was created outside strategy.scope()" if theirs is None else f"belongs to another strategy, {theirs!r}"
+    layer = layer_with(model, variable)
+    remedy = "create all of them inside `with strategy.scope():`"
+    if layer is not None:
+        remedy = (
+            f"create layer {layer.name!r} inside `with strategy.scope():` too, and call there what creates its "
+            "variables, such as adapt or build"
+        )
     return ContextError(
         called,
-        found=f"variable {variable.path!r} belongs to {found}, and the model to {strategy!r}",
-        rule="a model, its optimizer and its metrics must be created in the scope of one strategy",
-        remedy="create all of them inside `with strategy.scope():`",
+        found=f"variable {variable.path!r} {found}, and the model belongs to {strategy!r}",
+        rule="a model, its layers, its optimizer and its metrics must be created in the scope of one strategy",
+        remedy=remedy,
     )
 
 
@@ -151,11 +164,30 @@ def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
     def noting(self: Model, *args: Any, **kwargs: Any) -> None:
         strategies = ambient().strategies
         if strategies and strategies[-1].device_assignment is not None:
-            vars(self)["_mirrored_strategy"] = strategies[-1]
+            vars(self)[_STRATEGY] = strategies[-1]
             vars(self)["build"] = _in_scope(self, self.build)
         make(self, *args, **kwargs)
 
     return noting
+
+
+def _adding_in_scope(add_weight: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `Layer.add_weight`: weights that a layer adds after the scope join its others, as those of `enable_lora`.
+
+    `quantize` deletes the weights before it adds others, so the layer notes the strategy.
+    """
+
+    @functools.wraps(add_weight)
+    def adding(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        strategies = ambient().strategies
+        if strategies and strategies[-1].device_assignment is not None:
+            vars(self).setdefault(_STRATEGY, strategies[-1])
+        if _STRATEGY not in vars(self):
+            return add_weight(self, *args, **kwargs)
+        with scope_of(self):
+            return add_weight(self, *args, **kwargs)
+
+    return adding
 
 
 def _deep_copy(model: Model, memo: dict[int, Any]) -> Any:
@@ -212,7 +244,7 @@ def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call_layer)
     def preparing(self: Layer, *args: Any, **kwargs: Any) -> Any:
         prepare(type(self))
-        if not self.built and "_mirrored_strategy" in vars(self):
+        if not self.built and _STRATEGY in vars(self):
             with scope_of(self):
                 return call_layer(self, *args, **kwargs)
         return call_layer(self, *args, **kwargs)

@@ -17,7 +17,7 @@ from mirrored._jax import distributed
 from mirrored.integrations.keras.backend import load
 
 if TYPE_CHECKING:
-    from keras import Model
+    from keras import Layer, Model
     from keras import Variable as KerasVariable
     from keras.callbacks import BackupAndRestore
     from keras.layers import BatchNormalization
@@ -97,6 +97,13 @@ def stored_dtype(variable: KerasVariable) -> Any:
 def drop_initializer(variable: KerasVariable) -> None:
     """Marks a Keras variable as initialized, although Keras has deferred its initialization."""
     variable._initializer = None
+
+
+def layer_with(model: Model, variable: KerasVariable) -> Layer | None:
+    """Returns the innermost layer of a model that has a variable; None if only the model or none of both has it."""
+    layers = model._flatten_layers(include_self=False, recursive=True)  # outer layers first
+    having = [layer for layer in layers if any(one is variable for one in layer.variables)]
+    return having[-1] if having else None
 
 
 # Optimizers.
