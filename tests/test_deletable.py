@@ -27,6 +27,7 @@ DELETABLE = {
         "tf/_distribute/contrib.py",
         "tf/_distribute/v1.py",
         "tf/_io/files.py",
+        "tf/_io/image_files.py",
     ),
 }
 
