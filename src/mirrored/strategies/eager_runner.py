@@ -107,7 +107,7 @@ class EagerRunner(ReplicaRunner):
     processes must issue in the same order.
 
     Attributes:
-        has_outer_numbers: Whether the replicas of any process were given Python numbers; always False with one process.
+        has_outer_numbers: Whether replicas of any process can have Python numbers from outside; False with one process.
     """
 
     store: EagerReplicaStore
@@ -117,8 +117,7 @@ class EagerRunner(ReplicaRunner):
         self.strategy = strategy
         self.device_assignment = strategy.device_assignment
         self.num_local = len(self.device_assignment.addressable_replicas)
-        self.stands_for_others = False
-        self.in_place = False
+        self.stands_for_others = self.in_place = False
         self.base_trace = current_trace()
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
@@ -357,6 +356,10 @@ class EagerRunner(ReplicaRunner):
         if moved is not value:
             self._outer_by_copy[id(moved)] = (moved, value)
         return moved
+
+    def components_each(self, value: object) -> list[Any]:
+        self.has_outer_numbers = self._spans  # whatever the value is: it may be a number on some workers only
+        return super().components_each(value)
 
     def reduced_component(self, value: Operand, local: int) -> Any:
         device = self._device_of(local)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -96,6 +97,17 @@ def _from_a_merge(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     return {"step": step, "sum": float(strategy.reduce("SUM", own, axis=None))}
 
 
+def _from_a_merge_of_one_worker(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    """The function of a merge returns a number on one worker, and None or an array on the others."""
+
+    def merged(other: Any) -> Any:
+        mr.get_replica_context().merge_call(lambda _: other if jax.process_index() else 7)
+        return jnp.float32(_replica())
+
+    results = [strategy.run(lambda: merged(None)), strategy.run(lambda: merged(jnp.ones(())))]
+    return {"of one worker": [float(strategy.reduce("SUM", one, axis=None)) for one in results]}
+
+
 def outcome(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     return {
         **_numbers(strategy),
@@ -103,6 +115,7 @@ def outcome(strategy: mr.MirroredStrategy) -> dict[str, Any]:
         **_under_a_tape(strategy),
         **_equal_to_arguments(strategy),
         **_from_a_merge(strategy),
+        **_from_a_merge_of_one_worker(strategy),
     }
 
 
