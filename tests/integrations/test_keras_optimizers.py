@@ -247,3 +247,15 @@ def test_gradients_of_replicas_are_paired_by_their_variables(how: str, inside: b
     (mr.function(step) if compiled else step)()
     expected = {"reversed": (-3.0, -30.0), "other variables": (-1.0, -20.0), "missing": (-2.0, -10.0)}[how]
     assert (float(a.numpy()[0]), float(b.numpy()[0])) == expected
+
+
+def test_the_warning_names_an_updated_variable_that_was_made_outside_of_the_scope() -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        inside = [keras.Variable(np.zeros(2, np.float32), name=name) for name in ("unused", "used")]
+    outside = keras.Variable(np.zeros(2, np.float32), name="outside")
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([*inside, outside])
+    pairs = [(jnp.ones(2), inside[1]), (jnp.ones(2), outside)]
+    with pytest.warns(mr.errors.OutOfScopeWarning, match="variable 'outside' and the others"):
+        strategy.run(lambda: optimizer.apply_gradients(pairs))

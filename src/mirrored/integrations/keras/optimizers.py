@@ -64,7 +64,7 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
         # The replicas may pass other variables, or in another order: the sums follow the order in the optimizer.
         all_grads, everything = _in_order_of(self, grads, variables), variables_of_optimizer(self)
         if _are_updated_in_turn(variables):
-            _apply_once(self, all_grads, everything)
+            _apply_once(self, all_grads, everything, next(filter(_is_of_no_strategy, variables)).path)
         else:
             _apply(self, _reduced(self, all_grads, everything), everything)
         return None
@@ -196,12 +196,19 @@ def _are_updated_in_turn(variables: Sequence[Any]) -> bool:
     context, here = get_replica_context(), ambient()
     if context is None or context.num_replicas_in_sync == 1 or here.runner is None or not is_eval(current_trace()):
         return False
-    made = [variable.mirrored for variable in variables]
-    return any(one is not None and one.device_assignment is None for one in made)
+    return any(map(_is_of_no_strategy, variables))
 
 
-def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -> None:
-    """Applies the gradients' sum over replicas once for all replicas, to variables of no strategy, and warns."""
+def _is_of_no_strategy(variable: Any) -> bool:
+    made = variable.mirrored
+    return made is not None and made.device_assignment is None
+
+
+def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any], outside: str) -> None:
+    """Applies the gradients' sum over replicas once for all replicas, to variables of no strategy.
+
+    Warns of them by the path of one, `outside`.
+    """
     called = f"{type(optimizer).__name__}.apply_gradients"
     places = {id(one.mirrored): place for place, one in enumerate(variables) if not _overwrites(one)}
     pairs = [(grads[place], variables[place].mirrored) for place in places.values()]
@@ -220,7 +227,7 @@ def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]
     if not vars(optimizer).get("_mirrored_warned"):
         optimizer.__dict__["_mirrored_warned"] = True
         warnings.warn(
-            f"{called}: variable {variables[0].path!r} and the others of its model were made outside of "
+            f"{called}: variable {outside!r} and the others of its model were made outside of "
             "strategy.scope(), and replicas update them\n"
             "  rule:   the model and the optimizer must belong to the strategy; here the sum of the replicas' "
             "gradients is applied once, to the only copy\n"
