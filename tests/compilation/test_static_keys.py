@@ -200,6 +200,13 @@ def test_an_end_of_a_range_and_the_length_of_a_deque_are_constants_of_a_program(
     assert stop.trace_count == longest.trace_count == 2
 
 
+def test_a_default_factory_is_identified_by_its_code_or_by_what_it_closes_over():
+    keys = [static_key(Comparable(collections.defaultdict(lambda: 0, a=1))) for _ in range(2)]
+    assert keys[0] == keys[1] != static_key(Comparable(collections.defaultdict(lambda: 0.0, a=1)))
+    closing = [static_key(collections.defaultdict(lambda: number)) for number in ([0], [1])]  # noqa: B023
+    assert closing[0] != closing[1]
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -173,8 +173,16 @@ def _of_dataclass(value: Any, around: tuple[int, ...]) -> Hashable:
 
 
 def _setting(value: collections.deque[Any] | collections.defaultdict[Any, Any], around: tuple[int, ...]) -> Hashable:
-    """Returns the key of what determines a container's later content: the maximum length, or the default factory."""
-    return static_key(value.maxlen if isinstance(value, collections.deque) else value.default_factory, around)
+    """Returns the key of what determines a container's later content: the maximum length, or the default factory.
+
+    A lambda that is made anew with each container has the same code.
+    """
+    if isinstance(value, collections.deque):
+        return value.maxlen
+    factory: Any = value.default_factory
+    if type(factory) is types.FunctionType and not (factory.__closure__ or factory.__defaults__ or vars(factory)):
+        return (factory.__code__, factory.__kwdefaults__ and Identity(factory), Identity(factory.__globals__))
+    return static_key(factory, around)
 
 
 def _elements(value: object, around: tuple[int, ...]) -> Hashable | None:
