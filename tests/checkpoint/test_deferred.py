@@ -541,6 +541,7 @@ def test_views_of_parts_are_pytrees_as_what_they_show(tmp_path):
 
 
 @pytest.mark.parametrize("is_module", [True, False])
+@pytest.mark.first(1)
 def test_what_waits_may_be_copied_and_pickled(is_module, tmp_path):
     def make(value):
         variable = mr.Variable(value)
@@ -609,6 +610,7 @@ def test_a_restore_leaves_what_an_earlier_one_waits_for(tmp_path):
     assert float(module.x.numpy()) == 7.0, "each value is restored once"
 
 
+@pytest.mark.long
 def test_what_earlier_restores_wait_for_is_saved_too(tmp_path):
     module = Pair(x=0.0)
     checkpoint = Checkpoint(m=module)
@@ -632,6 +634,7 @@ def test_a_failed_restore_leaves_what_earlier_ones_wait_for(tmp_path):
 
 @pytest.mark.parametrize("notices", [True, False])
 @pytest.mark.parametrize("builds", [True, False])
+@pytest.mark.first(1)
 def test_slots_are_restored_from_an_earlier_restore_than_their_variables(tmp_path, builds, notices):
     """The step counter had the saved value, and the slots, which were made around its restore, had zeros."""
     trained, optimizer = Pair(x=[1.0], y=[2.0]), Optimizer(optax.adam(0.1))
@@ -660,6 +663,7 @@ def test_slots_are_restored_from_an_earlier_restore_than_their_variables(tmp_pat
     assert checkpoint._restoration is None
 
 
+@pytest.mark.long
 def test_restores_of_the_same_names_do_not_add_up(tmp_path):
     """An evaluator restores one checkpoint after another, and never creates the state of the training."""
     module = Pair(x=0.0)

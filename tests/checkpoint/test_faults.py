@@ -76,6 +76,7 @@ def target():
     return Checkpoint(values={"a": np.zeros((40, 50), np.float32), "b": np.zeros(3, int)}, step=0)
 
 
+@pytest.mark.long
 def test_every_flipped_byte_is_noticed_and_changes_nothing(saved):
     path, _ = saved
     random_bytes = random.Random(0)
@@ -96,6 +97,7 @@ def test_every_flipped_byte_is_noticed_and_changes_nothing(saved):
     target().restore(path).assert_consumed()
 
 
+@pytest.mark.long
 def test_every_truncated_or_missing_file_is_noticed(saved, tmp_path):
     path, _ = saved
     for number, file in enumerate(files_of(path)):

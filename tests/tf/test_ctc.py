@@ -31,6 +31,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("labels", "long", "frames", "blank", "classes", "losses", "slopes"), CASES)
+@pytest.mark.first(2)
 def test_labels_that_do_not_fit_have_the_loss_of_tensorflow(labels, long, frames, blank, classes, losses, slopes):
     count = 4 if frames == [4, 4] else 5
     drawn = np.random.RandomState(0).randn(count, len(labels), classes)
@@ -52,6 +53,7 @@ def test_the_gradient_of_a_label_that_does_not_fit():
 
 
 @pytest.mark.parametrize("blank", [0, 2, -1])
+@pytest.mark.long
 def test_labels_that_fit_have_the_loss_and_derivatives_of_optax(blank):
     logits = jnp.asarray(np.random.default_rng(3).normal(size=(2, 7, 5)), jnp.float32)
     labels, place = np.array([[1, 1, 3], [3, 1, 0]]), blank % 5
@@ -71,6 +73,7 @@ def test_labels_that_fit_have_the_loss_and_derivatives_of_optax(blank):
 
 
 @pytest.mark.parametrize("frames", [[4, 4], [4, 5]])
+@pytest.mark.long
 def test_compiled_functions_have_the_loss_of_eager_ones(frames):
     labels, logits = [[1, 2, 0], [1, 1, 1]], tf.constant(np.random.RandomState(0).randn(5, 2, 5).astype(np.float32))
     eager = slopes_of(labels, logits, [2, 3], frames, 0)

@@ -114,6 +114,7 @@ CASES = [
         for align, packed in ALIGNED.items()
     ],
     case("linalg.tensor_diag", [[1, 0], [0, 2]], V),
+    case("linalg.tensor_diag_part", [[0, 5], [10, 15]], np.arange(16, dtype=np.float32).reshape(2, 2, 2, 2)),
     case("linalg.band_part", [[1, 2, 0], [4, 5, 6]], R, 1, 1),
     case("linalg.band_part", [[1, 2, 3], [0, 5, 6]], R, 0, -1),
     case("linalg.trace", 7.0, A),
