@@ -154,6 +154,14 @@ def test_large_numbers_of_tables_are_refused_for_int32(default: Any) -> None:
         tf.io.decode_csv("5000000000", [default])
 
 
+@pytest.mark.parametrize("default", [5_000_000_000, [5_000_000_000], [-3_000_000_000]])
+def test_a_csv_default_that_does_not_fit_into_32_bits_makes_the_column_int64(default: Any) -> None:
+    (empty,) = tf.io.decode_csv(["NA"], [default], na_value="NA")
+    assert empty.dtype == np.int64
+    assert empty[0] == np.ravel(default)[0]
+    assert tf.io.decode_csv("6000000000", [default])[0] == 6_000_000_000
+
+
 def test_tables_under_the_names_of_tensorflow(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1,2\n3,4\n")

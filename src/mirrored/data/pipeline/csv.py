@@ -112,6 +112,9 @@ def _default_dtype(given: object, array: np.ndarray) -> np.dtype[Any]:
     if array.dtype.kind in "USO":
         return _TEXT
     if isinstance(given, int | float | list | tuple):
+        # As in TensorFlow, a default that does not fit into 32 bits makes the column int64.
+        if array.dtype.kind in "iu" and not np.array_equal(array, array.astype(np.int32)):
+            return array.dtype
         return np.dtype(np.float32 if array.dtype.kind == "f" else np.int32)
     return array.dtype
 

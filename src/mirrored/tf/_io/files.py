@@ -125,8 +125,8 @@ def decode_csv(
     Args:
         records: One line or an array of lines.
         record_defaults: A default for every column; an empty array of a dtype makes the column required. Integers and
-            lists of them are int32, as in TensorFlow. For int64 pass ``tf.int64`` or a NumPy array: without
-            ``jax_enable_x64`` a tensor is int32.
+            lists of them are int32, or int64 if they do not fit, as in TensorFlow. For int64 pass ``tf.int64`` or a
+            NumPy array: without ``jax_enable_x64`` a tensor is int32.
         field_delim: The field delimiter.
         use_quote_delim: Whether double quotes may enclose fields.
         na_value: The string that means a missing value, in addition to an empty field.
