@@ -88,6 +88,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Tracker.track",
             "Trainer.compile",
             "Variable.__init__",
+            "Variable._value",
             "keras.layers.experimental",
             "keras._tf_keras.keras.layers.experimental",
             "keras.src.backend.compute_output_spec",

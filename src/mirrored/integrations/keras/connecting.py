@@ -10,6 +10,7 @@ from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import connect_belonging, connect_calls, connect_noticing
 from mirrored.integrations.keras.callbacks import connect_resuming, connect_saving, connect_tensorboard
 from mirrored.integrations.keras.losses import connect_losses
+from mirrored.integrations.keras.made_before import connect_made_before
 from mirrored.integrations.keras.normalization import connect_normalization
 from mirrored.integrations.keras.optimizers import (
     wrapped,
@@ -52,6 +53,7 @@ def connect() -> None:
     connect_belonging()
     connect_calls()
     connect_losses()
+    connect_made_before()
     connect_normalization()
     connect_noticing()
     connect_plain()

@@ -18,6 +18,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, StructureError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.building import built_once, with_wrapped
+from mirrored.integrations.keras.made_before import adopt_made_before, is_observed
 from mirrored.integrations.keras.private import (
     check_gradients,
     in_stateless_scope,
@@ -53,6 +54,8 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
         stateless = in_stateless_scope()
         _refuse_keys(self, grads, trainable_variables or ())
         variables = None if trainable_variables is None else [as_keras(one) for one in trainable_variables]
+        if not stateless:
+            _adopt_made_before(self, variables)
         if stateless or not _is_ours(variables if variables is not None else variables_of_optimizer(self)):
             return apply(self, grads, variables)
         if not self.built:
@@ -83,6 +86,8 @@ def wrapped_dispatch(apply: Callable[..., Any]) -> Callable[..., Any]:
         if trainable_variables is None:
             return apply(self, grads)
         variables = [as_keras(one) for one in trainable_variables]
+        if not in_stateless_scope():
+            _adopt_made_before(self, variables)
         if not self.built and len(grads) and _is_ours(variables) and not in_stateless_scope():
             with built_once(self):
                 self.build(variables)
@@ -181,6 +186,14 @@ def _refuse_keys(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence
 
 def _is_ours(variables: Sequence[KerasVariable]) -> bool:
     return bool(variables) and all(isinstance(variable, StrategyVariable) for variable in variables)
+
+
+def _adopt_made_before(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
+    """Adopts variables from before the first scope, if replicas update them or others of the optimizer are ours."""
+    updated = [*(variables or ()), *(variables_of_optimizer(optimizer) if optimizer.built else ())]
+    if is_observed() or any(isinstance(variable, StrategyVariable) for variable in updated):
+        adopt_made_before(updated)
+        adopt_made_before(optimizer.variables, of_optimizer=True)
 
 
 def _in_order_of(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

@@ -94,6 +94,40 @@ def stored_dtype(variable: KerasVariable) -> Any:
     return variable._dtype
 
 
+def value_stored_by(variable: KerasVariable) -> Any:
+    """Returns the array that a plain Keras variable stores itself; None before Keras initializes the variable."""
+    return vars(variable).get("_value")
+
+
+class KerasValue:
+    """A descriptor for `Variable._value` that calls a function before each read and assignment of a plain variable.
+
+    Args:
+        adopted: Returns whether it has made a variable one of another class, whose own `_value` is used then.
+    """
+
+    def __init__(self, adopted: Callable[[KerasVariable], bool]) -> None:
+        self._adopted = adopted
+
+    def __get__(self, variable: KerasVariable | None, owner: type) -> Any:
+        """Returns the array of a variable, as Keras reads it."""
+        if variable is None:
+            return self
+        if self._adopted(variable):
+            return variable._value
+        try:
+            return vars(variable)["_value"]
+        except KeyError:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute '_value'") from None
+
+    def __set__(self, variable: KerasVariable, value: Any) -> None:
+        """Stores the array of a variable, as Keras assigns it."""
+        if self._adopted(variable):
+            variable._value = value
+        else:
+            vars(variable)["_value"] = value
+
+
 def drop_initializer(variable: KerasVariable) -> None:
     """Marks a Keras variable as initialized, although Keras has deferred its initialization."""
     variable._initializer = None
