@@ -218,7 +218,7 @@ def _described(leaf: Leaf) -> Any:
     return leaf
 
 
-def _has_examples(described: Any) -> bool:
+def _has_examples(described: object) -> bool:
     """Returns whether an argument may be a part of the batch: an array with a leading dimension that is no PRNG key."""
     if not isinstance(described, jax.ShapeDtypeStruct) or not described.shape or is_key_dtype(described.dtype):
         return False

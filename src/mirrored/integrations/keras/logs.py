@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class NotedResults:
-    """The results of metrics that replicas compute in a step, by which the logs are recognized that are such results.
+    """Records the results of metrics that replicas compute in a step, to recognize the logs that are such results.
 
-    A log is a metric's result if it is the same object as an array of the result in every replica.
+    A log is a metric's result if, in every replica, it is an array of the result: the same Python object.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class NotedResults:
     def _source_of(self, value: object) -> tuple[Metric, int] | None:
         return next(((metric, index) for metric, index, result in self._returned if result is value), None)
 
-    def aggregated(self, logs: Any) -> Any:
+    def aggregated(self, logs: PyTree) -> PyTree:
         """Returns the logs of all replicas, in which the results of metrics are those over all replicas.
 
         Context: cross-replica.

@@ -1,4 +1,4 @@
-"""Adopts Keras variables that were created before Keras was connected, as those of a model made before every scope.
+"""Adopts Keras variables that were created before Keras was connected, as in a model made before the first scope.
 
 The constructor of Keras variables was not patched yet, so such a variable stores its array itself: replicas would
 assign it unnoticed, and a compiled function would leave a tracer in it. It becomes a `StrategyVariable` of no strategy,

@@ -212,7 +212,7 @@ def _are_updated_in_turn(variables: Sequence[Any]) -> bool:
     return any(map(_is_of_no_strategy, variables))
 
 
-def _is_of_no_strategy(variable: Any) -> bool:
+def _is_of_no_strategy(variable: StrategyVariable) -> bool:
     made = variable.mirrored
     return made is not None and made.device_assignment is None
 

@@ -152,7 +152,7 @@ def is_text(value: object) -> bool:
     return isinstance(value, str | bytes)
 
 
-def _is_short(value: Any) -> bool:
+def _is_short(value: object) -> bool:
     """Returns whether a value is a number of Python or an array of integers of at most 16 bits.
 
     The quotient of two such values is float32 in TensorFlow, and float64 in NumPy.

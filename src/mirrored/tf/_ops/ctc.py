@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,7 @@ def _of_all_labels(scores: jax.Array, labels: jax.Array, label_length: jax.Array
     fixed = jax.lax.stop_gradient(observed)
     repeats = labels[:, 1:] == labels[:, :-1]
 
-    def step(carry: tuple[_States, ...], frame: Any) -> tuple[tuple[_States, ...], None]:
+    def step(carry: tuple[_States, ...], frame: tuple[jax.Array, _States, _States]) -> tuple[tuple[_States, ...], None]:
         mask, *seen = frame
         return tuple(_next(old, new, repeats, mask) for old, new in zip(carry, seen, strict=True)), None
 
