@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ from jax.extend.core import primitives
 from mirrored._jax import caches
 from mirrored._jax.dispatch import (
     Dispatch,
+    DispatchJob,
     adopt_thread_state,
     capture_thread_state,
     consume,
@@ -67,6 +71,47 @@ def test_an_error_of_a_cache_miss_is_raised_and_the_fast_path_comes_back() -> No
     fails.clear()
     assert misses(dispatch, 1.0) == (1.0, True)
     assert misses(dispatch, 1.0) == (1.0, False)
+
+
+class _LeftOpen(contextlib.AbstractContextManager[None]):
+    """The lock of a `DispatchJob`, after whose release the job's thread goes on only when the test lets it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.may_end = threading.Event()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    def release(self) -> None:
+        self._lock.release()
+        assert self.may_end.wait(30)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_that_has_not_ended_keeps_nothing_of_its_call(fails: bool) -> None:
+    """On a busy machine the caller goes on before the thread ends, and must free what it drops."""
+
+    class Model:
+        def __call__(self, given: object) -> None:
+            if fails:
+                raise ValueError("this call fails")
+
+    function, given = Model(), Model()
+    held = [weakref.ref(function), weakref.ref(given)]
+    job = DispatchJob(function, (given,), {})
+    job._running = lock = _LeftOpen(job._running)  # type: ignore[assignment]
+    job.run()
+    assert (job.error is not None) == fails
+    job.error = None
+    del function, given
+    alive = [one() for one in held]
+    lock.may_end.set()
+    job._thread.join(30)
+    assert alive == [None, None]
 
 
 def test_donated_arguments_are_deleted_and_results_stored_in_one_call() -> None:

@@ -106,6 +106,8 @@ class DispatchJob:
         except BaseException as error:
             self.error = error
         finally:
+            # The caller goes on before this thread ends, and must be able to free the function and its variables.
+            del function, args, kwargs
             self._call = self._state = None  # type: ignore[assignment]
             self._is_done = True
             self._running.release()
