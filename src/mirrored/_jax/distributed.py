@@ -98,7 +98,7 @@ class _Waits:
 
 
 def interrupt_waits_by(check: Callable[[], object] | None) -> None:
-    """Registers a function that `get` calls repeatedly while waiting; an exception from the function ends the wait.
+    """Registers a callback that `get` calls repeatedly while it waits for a key; its exception ends the wait.
 
     Elastic jobs use it: the other process may be lost.
     """

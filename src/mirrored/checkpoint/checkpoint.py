@@ -346,7 +346,7 @@ class Checkpoint:
         return self.restore_from(save_path, called="Checkpoint.read")
 
     def restore_from(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
-        """Restores like `restore`; with `strict`, raises an error unless checkpoint and program have the same names."""
+        """Implements `restore` and `read`; `strict` requires the same names in checkpoint and program."""
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
         save_path = as_path(save_path, called, "save_path")

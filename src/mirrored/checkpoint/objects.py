@@ -335,7 +335,7 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
 
 
 def root_parts(value: object, place: Place) -> Iterable[Part]:
-    """Returns what a checkpoint saves of its root object: the values inside, each with its name and location.
+    """Returns the attributes or items of a root object that a checkpoint saves, each with its name and its `Place`.
 
     Layers in a list that is an attribute of a Keras model are named by that attribute only.
     """
@@ -394,7 +394,7 @@ def _items_if_any(value: object) -> Iterator[object]:
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether an attribute of a Keras layer is an object with attributes of another package than Keras."""
+    """Whether a Keras layer's attribute is an object of no Keras class, whose attributes a checkpoint saves."""
     is_other = is_open(value) and type(value).__module__.partition(".")[0] != "keras"
     return is_other and not (_is_stateful(value) or is_container(value) or isinstance(value, functools.partial))
 

@@ -52,7 +52,7 @@ class Group:
 
     @property
     def slots(self) -> Slots:
-        """The slots of the group's devices: equally many on each device, so that some may be empty."""
+        """The places for replicas on the group's devices, K on each; some are empty if replicas are fewer."""
         return Slots(self.devices, self.num_replicas)
 
     def is_real(self) -> Any:

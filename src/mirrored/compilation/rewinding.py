@@ -1,4 +1,4 @@
-"""Undoes what a trace that gives no program has assigned to attributes, closure variables and globals."""
+"""Undoes assignments to attributes, closure variables and globals by a trace whose result is discarded."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ seed_lock: Final = threading.Lock()
 
 
 class GlobalSeed:
-    """The global seed, and how many seeds and numbers of functions have been derived from it since it was set.
+    """The global seed, and the counters of seeds and of functions that have been numbered since it was set.
 
     Attributes:
         seed: The global seed.
-        count: The number of seeds.
-        functions: The number of numbers of functions.
+        count: The number of seeds drawn.
+        functions: The number of functions that have got a number.
         resets: How often the global seed was set.
     """
 
@@ -24,7 +24,7 @@ class GlobalSeed:
 
 
 def set_global_seed(seed: int) -> None:
-    """Makes the seeds that are drawn from now on depend only on `seed` and their number, as `tf.random.set_seed` does.
+    """Sets the global seed: the n-th seed drawn from now on depends only on `seed` and n, as with `tf.random.set_seed`.
 
     Workers that create the same datasets draw equal seeds. The functions of a dataset that exists already draw as those
     of a new one in its next pass.

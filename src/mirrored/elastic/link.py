@@ -131,7 +131,7 @@ class Link:
             return here
 
     def joined(self) -> None:
-        """Records that this worker has joined its membership epoch; tells the launcher the port of its collectives."""
+        """Records that this worker has joined its membership epoch; sends its collectives' port to the launcher."""
         self._is_joining = False
         if self.sockets.own is not None:
             self._send(kind="port", port=self.sockets.own)

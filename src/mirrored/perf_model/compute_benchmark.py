@@ -84,7 +84,7 @@ def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
 
 
 def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
-    """Returns a function that passes the step's arrays to a program without work, to measure its dispatch."""
+    """Returns a function that runs a program with the step's arrays but no computation, to measure the dispatch."""
 
     def program(state: Sequence[Any], whole: Sequence[Any], operands: Sequence[Any]) -> Any:
         return list(state), [one.ravel()[:1] for one in operands]

@@ -287,7 +287,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:
-        """Returns a variable's value for all replicas before the `run`, in the form that `whole` returns."""
+        """Returns a variable's value before the `run`: one array if mirrored, otherwise all components, stacked."""
 
     @abc.abstractmethod
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:

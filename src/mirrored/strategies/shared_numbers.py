@@ -20,7 +20,9 @@ def is_number(value: object) -> bool:
 
 
 def shared_by_workers(columns: Sequence[Sequence[Any]], shared: Sequence[bool]) -> list[bool]:
-    """Returns which leaves all replicas of all workers share; all workers must call this function.
+    """Returns which leaves the replicas share: one object on this worker and, if a number, equal on all workers.
+
+    This is a collective operation: all workers must call the function.
 
     Args:
         columns: The components of each leaf on this worker.

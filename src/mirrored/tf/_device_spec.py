@@ -95,7 +95,7 @@ _KINDS: Final = ("CPU", "GPU", "TPU")
 
 
 def _part(part: str, whole: str) -> tuple[str, Any]:
-    """Parses one part of a device name; returns the field's name and value, or "device" and two fields."""
+    """Parses one part of a device name; returns (field, value), or ("device", dict of device type and index)."""
     name, *values = part.split(":")
     if name in ("job", "replica", "task") and len(values) == 1:
         return name, values[0] if name == "job" else _index(values[0], whole)

@@ -20,7 +20,7 @@ def omits_host_call(called: str) -> bool:
 
 @contextlib.contextmanager
 def without_host_calls(omitted: set[str]) -> Iterator[None]:
-    """A context manager in which functions are traced without calls of the host, whose names are added to `omitted`."""
+    """Context manager that omits host callbacks, such as `tf.print`, while tracing; adds their names to `omitted`."""
     token = _omitted.set(omitted)
     try:
         yield

@@ -329,7 +329,7 @@ class Awaiting:
                 ask(self)
 
     def before_write(self) -> None:
-        """Makes a loop that carries the variable's value store it, because it would replace a new value at its end."""
+        """Calls `before_write` of the pending callback: a Keras training loop would otherwise overwrite the value."""
         before_write = getattr(self._withheld, "before_write", None)
         if before_write is not None:
             with apart():

@@ -159,7 +159,7 @@ class Node(abc.ABC):
 
     @property
     def order(self) -> str:
-        """The arguments, as text, that decide the order, but not the set, of the elements after a read position."""
+        """The arguments, as text, that affect only the order, not the set, of the elements that remain to be read."""
         return ""
 
     @property
@@ -322,7 +322,7 @@ def _run_of_input(run: Run, place: int) -> Run:
 
 
 def drawing(node: Node) -> list[Node]:
-    """Returns the steps whose functions may draw random numbers, each once, counted from the source."""
+    """Returns the pipeline's steps whose functions may draw random numbers, in order from the source, each once."""
     return list({id(step): step for step in nodes(node) if step.draws}.values())[::-1]
 
 

@@ -251,7 +251,7 @@ def _last(node: Node) -> Node:
 
 
 def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns whether no examples are known to be dropped in the first `count` batches of `size`, or of `step.size`."""
+    """Returns whether certainly no example is dropped in the first `count` batches, of `size` and of `step.size`."""
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
     if isinstance(repeat, Concatenated):

@@ -48,7 +48,7 @@ def derived(*key: int) -> int:
 
 
 def seed_of(given: int | None) -> int:
-    """Returns the seed that a user passed to an operation as an unsigned number, as NumPy requires; draws one for None.
+    """Converts a user's seed to a nonnegative integer, as NumPy requires; draws a new seed for None.
 
     TensorFlow takes all integers of 64 bits.
     """

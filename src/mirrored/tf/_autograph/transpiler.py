@@ -135,7 +135,7 @@ def _converted_code(function: types.FunctionType) -> _Factory:
 
 
 def _remove_annotations(node: ast.FunctionDef) -> None:
-    """Removes the annotations of the function itself, which it takes from the original.
+    """Removes the annotations of parameters and result from the AST of a converted function.
 
     They may use names of the code around the function that are not in its closure.
     """
