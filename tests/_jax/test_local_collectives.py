@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,14 +163,22 @@ def received(call):
     return result, trace.received
 
 
+def with_rule_of_jax(function):
+    made = jax.custom_jvp(function)
+    made.defjvp(functools.partial(jax.jvp, function))
+    return made
+
+
 @pytest.mark.parametrize(
     ("call", "expected", "from_jax"),
     [
         (lambda: doubled(X), X * 2.0, False),
         (lambda: tripled(X)["result"], X * 3.0, False),
         (lambda: jax.nn.relu(X), X, True),
+        (lambda: with_rule_of_jax(functools.partial(jnp.polyval, X))(2.0), 4.0, False),
+        (lambda: with_rule_of_jax(X.dot)(X), 5.0, False),
     ],
-    ids=["custom_jvp", "custom_vjp", "of JAX"],
+    ids=["custom_jvp", "custom_vjp", "of JAX", "of JAX with a value", "method of JAX"],
 )
 def test_a_trace_receives_them_and_may_call_them_repeatedly(call, expected, from_jax):
     result, functions = received(call)

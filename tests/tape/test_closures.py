@@ -60,12 +60,21 @@ def by_custom_gradient(w: Read) -> Callable[[Any], Any]:
     return mr.custom_gradient(lambda x: (jnp.sin(x * w()), lambda upstream: upstream * jnp.cos(x * w()) * w()))
 
 
+def by_partial_of_jax(w: Read) -> Callable[[Any], Any]:
+    polynomial = functools.partial(jnp.polyval, w() * jnp.ones(2))
+    function = jax.custom_jvp(polynomial)
+    function.defjvp(functools.partial(jax.jvp, polynomial))
+    return function
+
+
 REFUSED: dict[str, Callable[[Read, Any], Any]] = {
     "custom_vjp": lambda w, x: by_custom_vjp(w)(x),
     "custom_jvp": lambda w, x: by_custom_jvp(w)(x),
     "custom_gradient of jax": lambda w, x: by_jax_custom_gradient(w)(x),
     "custom_vjp of a constant": lambda w, x: by_custom_vjp(w)(jnp.ones(3)) * x,
     "custom_jvp of a constant": lambda w, x: by_custom_jvp(w)(jnp.ones(3)) * x,
+    "custom_jvp of a partial function of jax": lambda w, x: by_partial_of_jax(w)(x),
+    "custom_jvp of a partial function of jax, of a constant": lambda w, x: by_partial_of_jax(w)(jnp.ones(3)) * x,
     "custom_vjp in jit": lambda w, x: jax.jit(by_custom_vjp(w))(x),
     "custom_jvp in jit": lambda w, x: jax.jit(by_custom_jvp(w))(x),
     "custom_jvp in jit, own rule": lambda w, x: jax.jit(by_custom_jvp_with_own_rule(w))(x),

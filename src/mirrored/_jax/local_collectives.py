@@ -6,7 +6,10 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.extend.core as _extend
@@ -214,22 +217,51 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
 def is_from_jax(function: WrappedFun) -> bool:
-    """Returns whether the function inside a JAX `WrappedFun` is defined in JAX's own source files."""
-    return str(function.debug_info.func_filename or "").startswith(_JAX)
+    """Returns whether the function inside a JAX `WrappedFun` is one of JAX's own, which closes over no values.
+
+    A function of JAX that holds values (`functools.partial`, a bound method) is not: it is like a user's closure.
+    """
+    return _is_of_jax(function.f)
 
 
 def has_rule_of_jax(rule: WrappedFun) -> bool:
-    """Returns whether the derivative rule inside a JAX `WrappedFun` is defined in JAX's own source files.
+    """Returns whether the derivative rule inside a JAX `WrappedFun` is one of JAX's own, which closes over no values.
 
-    `defjvps` makes the rule itself, which closes over the tuple of the functions that it was given, one per argument.
+    `defjvps` makes the rule itself, which closes over the functions that it was given, one per argument.
     """
-    held = [cell.cell_contents for cell in getattr(rule.f, "__closure__", None) or ()]
-    given = [one for values in held if isinstance(values, tuple) for one in values if one is not None]
-    return is_from_jax(rule) and all(_file_of(one).startswith(_JAX) for one in given)
+    return _is_of_jax(rule.f)
 
 
-def _file_of(function: object) -> str:
-    return str(getattr(getattr(function, "__code__", None), "co_filename", ""))
+_of_jax: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def _is_of_jax(function: Any) -> bool:
+    try:
+        found = _of_jax.get(function)
+        if found is None:
+            found = _of_jax[function] = _is_defined_in_jax(function)
+    except TypeError:  # not hashable, or without weak references
+        return _is_defined_in_jax(function)
+    return found
+
+
+def _is_defined_in_jax(function: Any) -> bool:
+    """Returns whether JAX's source files define a function and all functions that it wraps or holds, and no others."""
+    if function is None:
+        return True  # `defjvps` got no rule for one of the arguments
+    if isinstance(function, tuple):
+        return all(map(_is_defined_in_jax, function))
+    if isinstance(function, partial):
+        return _is_defined_in_jax((function.func, *function.args, *function.keywords.values()))
+    wrapped = getattr(function, "__wrapped__", None)
+    if not isinstance(function, FunctionType):  # the result of `jax.jit`, for example; no object of another library
+        is_wrapper = wrapped is not None and type(function).__module__.startswith(("jax.", "jaxlib."))
+        return is_wrapper and _is_defined_in_jax(wrapped)
+    file = function.__code__.co_filename
+    if wrapped is not None:
+        return file.startswith((_JAX, contextlib.__file__)) and _is_defined_in_jax(wrapped)
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    return file.startswith(_JAX) and all(map(_is_defined_in_jax, held))
 
 
 def fill_stores(function: Any, by: Any) -> None:
