@@ -40,6 +40,22 @@ def in_root():
     return lambda: lax.custom_root(lambda v: v - total(v * 0.0 + 1.0), 0.0, lambda f, v: v - f(v), lambda g, y: y)
 
 
+def in_solver_of_root(condition):
+    """A collective in the solver of `custom_root`, whose equation has more operands than the solver."""
+
+    def solve(f, v):
+        return lax.cond(condition() > 0.0, lambda: total(v - f(v)), lambda: v)
+
+    return lambda: lax.custom_root(lambda v: v - own(), own() + 1.0, solve, lambda g, y: y / g(1.0))
+
+
+def in_reduction():
+    """A collective in the function of `lax.reduce`, any of whose arguments can be an element of the array."""
+    return lambda: lax.reduce(
+        own() * jnp.ones(3), 0.0, lambda one, other: lax.cond(other > 0.0, lambda: total(one), lambda: one), (0,)
+    )
+
+
 def in_solver(right):
     """Conjugate gradients: the loop is in one of the functions of `lax.custom_linear_solve`."""
     return lambda: jnp.sum(jax.scipy.sparse.linalg.cg(lambda v: total(v * (own() + 1.0)), right() * jnp.ones(2))[0])
@@ -59,9 +75,9 @@ def strategy():
     [in_cond(own), in_while(own), in_scan(lambda: in_cond(own)), in_jit(lambda: in_cond(own)),
      in_cond(lambda: lax.cond(own() > 0, lambda: 1.0, lambda: 2.0)),
      lambda: lax.cond(own() > 0.0, in_root(), lambda: 0.0),
-     in_solver(own)],
+     in_solver(own), in_solver_of_root(own), in_reduction()],
     ids=["cond", "while", "cond in scan", "cond in jit", "a condition that came to differ in a cond", "custom_root",
-         "conjugate gradients"],
+         "conjugate gradients", "solver of custom_root", "reduce"],
 )  # fmt: skip
 def test_under_a_condition_that_differs_they_are_refused(strategy, program):
     with pytest.raises(mr.errors.MergeError, match=r"psum, test_mismatched_collectives.*whose condition differs"):
@@ -77,8 +93,17 @@ def test_under_a_condition_that_differs_they_are_refused(strategy, program):
         (in_while(lambda: total(own())), 2.0),
         (in_scan(lambda: in_cond(lambda: total(own()))), 6.0),
         (lambda: lax.cond(own() > 0.0, lambda: 5.0, lambda: 7.0) + total(1.0), [9.0, 7.0]),
+        (in_solver_of_root(lambda: total(own())), 1.0),
     ],
-    ids=["cond", "constant cond", "while", "while up to a sum", "cond in scan", "no collective in the branch"],
+    ids=[
+        "cond",
+        "constant cond",
+        "while",
+        "while up to a sum",
+        "cond in scan",
+        "no collective in the branch",
+        "solver of custom_root",
+    ],
 )
 def test_under_a_condition_that_is_equal_they_work(strategy, program, expected):
     results = strategy.local_results(strategy.run(mr.function(program)))

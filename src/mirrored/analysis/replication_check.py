@@ -295,9 +295,10 @@ class CollectiveSites:
             case While():
                 self._check_while(eqn, kind, operands, varying)
             case Plain(jaxprs):
+                # How such an equation (`lax.custom_root`, `lax.reduce`) passes its operands to its jaxprs is unknown.
+                # So one operand that varies makes all their inputs vary.
                 for jaxpr in jaxprs:
-                    if len(jaxpr.invars) == len(operands):
-                        self._check_inner(jaxpr, operands)
+                    self._check_inner(jaxpr, [any(operands)] * len(jaxpr.invars))
 
     def _check_scan(self, eqn: JaxprEqn, scan: Scan, operands: Sequence[bool], varying: Set[Any]) -> None:
         consts, carries = scan.num_consts, scan.num_carries
