@@ -85,10 +85,11 @@ def test_it_is_compiled_once_also_for_variables_made_of_python_numbers(devices):
         ((1,), (True,), r"argument \[0\] changed from 1 to True"),
         (((1, 2),), ([1, 2],), "the structure of the arguments changed"),
         (({"a": jnp.ones(1)},), ({"b": jnp.ones(1)},), "the structure of the arguments changed"),
+        ((jnp.ones(2),), (jnp.full(2, 1.0),), r"argument \[0\] changed from float32\[2\] to weakly"),
         ((jnp.ones(2),), (None,), r"argument \[0\] changed|structure of the arguments"),
         (({"a": [jnp.ones(2)]},), ({"a": [jnp.ones(4)]},), r"argument \[0\]\['a'\]\[0\] changed"),
     ],
-    ids=["shape", "dtype", "number", "string", "bool", "tuple", "keys", "None", "deep"],
+    ids=["shape", "dtype", "number", "string", "bool", "tuple", "keys", "weak type", "None", "deep"],
 )
 def test_a_retrace_says_why(first, second, reason, caplog):
     step = mr.function(lambda *args: jax.tree.map(lambda x: x, args), name="step")
@@ -114,15 +115,55 @@ def test_equal_signatures_are_traced_once():
     assert step.trace_count == 1
 
 
-def test_changed_settings_trace_again():
-    step = mr.function(lambda x: x @ x)
-    x = jnp.ones((2, 2))
-    step(x)
+def called_with_other_settings(step):
     with jax.default_matmul_precision("highest"):
-        step(x)
-        step(x)
-    assert step.trace_count == 2
-    assert step.retrace_reason == "<lambda> is traced again: the surrounding strategy or JAX configuration changed"
+        step()
+        step()
+
+
+def called_in_scope(step):
+    with mr.MirroredStrategy().scope():
+        step()
+
+
+def called_in_replica(step):
+    strategy = mr.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        step()
+    strategy.run(lambda: step())
+
+
+def called_after_assigning_another_shape(step):
+    v = mr.Variable(jnp.zeros(2), shape=(None,))
+    step()
+    v.assign(jnp.zeros(3))
+    step()
+
+
+def called_after_creating(step):
+    mr.Variable(jnp.zeros(2), shape=(None,))
+    v = mr.Variable(jnp.zeros(2), shape=(None,))
+    step()
+    del v
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (called_with_other_settings, "a JAX setting changed"),
+        (called_in_scope, "the surrounding strategy changed"),
+        (called_in_replica, "the call moved into a replica"),
+        (called_after_assigning_another_shape, "the shape of a variable changed from (2,) to (3,)"),
+        (called_after_creating, "a variable whose shape can change was created or deleted"),
+    ],
+)
+def test_changed_surroundings_trace_again_and_a_retrace_says_which(call, reason):
+    x = jnp.ones((2, 2))
+    step = mr.function(lambda: x @ x)
+    step()
+    call(step)
+    assert step.trace_count == 2 + (call in (called_in_replica, called_after_assigning_another_shape))
+    assert step.retrace_reason.startswith(f"<lambda> is traced again: {reason}")
 
 
 def test_static_arguments_stay_python_objects():

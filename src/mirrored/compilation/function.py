@@ -22,6 +22,7 @@ from mirrored.compilation.scan import stacked_steps
 from mirrored.compilation.signature import (
     Arguments,
     Ragged,
+    Surroundings,
     difference,
     flatten_arguments,
     flatten_steps,
@@ -87,7 +88,7 @@ class Function(Code):
         self._programs: dict[Hashable, Program] = {}
         self._quick: dict[Hashable, Program] = {}
         self._has_met_ragged = self._is_checked = self._takes_none = self._draws = False
-        self._last: Arguments | None = None
+        self._last: tuple[Arguments, Surroundings] | None = None
         self._arguments: list[Arguments] = []
         self._driver: Driver | None = None
         self._by_strategy: dict[tuple[Any, Hashable], Function] = {}
@@ -239,16 +240,15 @@ class Function(Code):
                 outer.has_iterated |= driver.has_iterated
 
     def _program(self, arguments: Arguments, here: Ambient) -> Program:
-        # A `Function` never evicts a program. The key holds the strategies themselves, not their ids, because a new
-        # object can have the id of a deleted one. So strategies and variables live at least as long as the function.
-        # The trace settings are those on which JAX's own caches depend: x64, matmul precision, mesh, ...
-        key = (arguments.key, here.strategies, here.replica is None, trace_settings(), sizes_of_resizables())
+        # A `Function` never evicts a program. So strategies and variables live at least as long as the function.
+        surroundings = Surroundings(here.strategies, here.replica is None, trace_settings(), sizes_of_resizables())
+        key = (arguments.key, *surroundings)
         program = self._programs.get(key)
         if program is None:
             with tracing:
                 program = self._programs.get(key)
                 if program is None:
-                    program = self._programs[key] = without_turns(lambda: self._traced(arguments))
+                    program = self._programs[key] = without_turns(lambda: self._traced(arguments, surroundings))
         return program
 
     def _undriven(self, arguments: Arguments, here: Ambient) -> Program:
@@ -260,9 +260,10 @@ class Function(Code):
         except DrewWhileTracing:
             raise drawing(self._name) from None
 
-    def _traced(self, arguments: Arguments) -> Program:
+    def _traced(self, arguments: Arguments, surroundings: Surroundings) -> Program:
         if self._last is not None:
-            self.retrace_reason = f"{self._name} is traced again: {difference(self._last, arguments)}"
+            why = difference(*self._last, arguments, surroundings)
+            self.retrace_reason = f"{self._name} is traced again: {why}"
             self._retraces += 1
             log_retrace(self.retrace_reason, self._retraces)
         program, frozen = self._traced_once(arguments)
@@ -273,7 +274,7 @@ class Function(Code):
             refuse_created_again(program.created, self._name)
         if frozen is not None:
             raise frozen
-        self._last = arguments
+        self._last = arguments, surroundings
         self._arguments.append(arguments.described())
         return program
 

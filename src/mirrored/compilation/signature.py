@@ -1,10 +1,10 @@
-"""Flattens the arguments of a compiled function, and computes the cache key of the program for these arguments."""
+"""Flattens the arguments of a compiled function, and computes the parts of the cache key of the program for a call."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
 
 
+# The types of constants in quick keys. Floats are not among them: 0.0 == -0.0, and a NaN is not equal to itself.
 _PLAIN = frozenset({bool, int, str, type(None)})
 
 
@@ -41,7 +42,8 @@ class Arguments:
         leaves: The leaves.
         dynamic: The positions of the leaves that are arrays.
         arrays: These leaves as arrays. A per-replica value is one stacked array.
-        key: The cache key of the program: the structure, numbers of replicas, shapes and dtypes, and static values.
+        key: The arguments' part of the program's cache key: the structure, numbers of replicas, shapes and dtypes, and
+            static values. `Surroundings` is the rest.
         like: A pytree of this structure whose dicts have the keys in the order of the call. Only a trace needs it.
     """
 
@@ -89,6 +91,24 @@ class Arguments:
             for place, leaf in enumerate(self.leaves)
         ]
         return dataclasses.replace(self, arrays=arrays, leaves=leaves, like=self._with([0] * len(leaves)))
+
+
+class Surroundings(NamedTuple):
+    """What a program depends on besides its arguments; the other part of its cache key.
+
+    Attributes:
+        strategies: The strategies in whose scope the function is called. `get_strategy()` and new variables are
+            constants of the trace. These are the objects, not their ids: a new object can have the id of a deleted one.
+        is_cross_replica: Whether the call is in cross-replica context. An eager run of one replica has neither a runner
+            nor a store, so a call in it is not part of another program, and its trace has a replica context.
+        settings: The settings on which JAX's own caches depend: x64, matmul precision, mesh, ...
+        sizes: The serials and shapes of the variables whose shape may change. A program has one shape per variable.
+    """
+
+    strategies: Hashable
+    is_cross_replica: bool
+    settings: Hashable
+    sizes: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: Any) -> Arguments:
@@ -166,9 +186,10 @@ def flatten_steps(
 
 
 def quick_key(value: Any, arrays: list[Any]) -> Hashable:
-    """Returns a cheap cache key for simple arguments (containers of arrays and constants); None for other arguments.
+    """Returns a cheap cache key for simple arguments (containers of arrays, integers and strings); None for others.
 
-    It avoids flattening in the calls of a warm training loop. Values with equal quick keys have equal `Arguments.key`.
+    It avoids flattening in the calls of a warm training loop; calls with floats or keyword arguments are flattened.
+    Values with equal quick keys have equal `Arguments.key`.
 
     Args:
         value: A structure.
@@ -247,8 +268,8 @@ def _static_key(leaf: object) -> Hashable:
     return static_key(leaf)
 
 
-def difference(old: Arguments, new: Arguments) -> str:
-    """Describes, in one line, how the arguments of a retraced call differ from the arguments of an earlier call."""
+def difference(old: Arguments, around_old: Surroundings, new: Arguments, around_new: Surroundings) -> str:
+    """Describes, in one line, how a retraced call differs from an earlier one, in its arguments or surroundings."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(
@@ -263,10 +284,31 @@ def difference(old: Arguments, new: Arguments) -> str:
             if old_key == new_key:
                 return f"{name}, {new_key}, holds the values of other replicas"
             return f"{name} changed from {old_key} to {new_key}{hint}"
-    return "the surrounding strategy or JAX configuration changed"
+    return _difference_around(around_old, around_new)
+
+
+def _difference_around(old: Surroundings, new: Surroundings) -> str:
+    found = []
+    if old.strategies != new.strategies:
+        found.append("the surrounding strategy changed")
+    if old.is_cross_replica != new.is_cross_replica:
+        found.append(f"the call moved {'out of' if new.is_cross_replica else 'into'} a replica")
+    if old.settings != new.settings:
+        found.append("a JAX setting changed (precision, 64-bit mode, mesh, ...)")
+    if old.sizes != new.sizes:
+        found.append(_difference_of_sizes(dict(old.sizes), dict(new.sizes)))
+    return " and ".join(found)
+
+
+def _difference_of_sizes(old: dict[int, tuple[int, ...]], new: dict[int, tuple[int, ...]]) -> str:
+    for serial, shape in new.items():
+        if old.get(serial, shape) != shape:
+            return f"the shape of a variable changed from {old[serial]} to {shape}"
+    return "a variable whose shape can change was created or deleted"
 
 
 def _described_key(key: Hashable) -> str:
     if isinstance(key, tuple) and len(key) == 4:
-        return f"{key[2]}{list(key[1])}{' per replica' if hasattr(key[0], 'num_replicas') else ''}"
+        weakly = "weakly typed " if key[3] is True else ""
+        return f"{weakly}{key[2]}{list(key[1])}{' per replica' if hasattr(key[0], 'num_replicas') else ''}"
     return repr(key[1]) if isinstance(key, tuple) and len(key) == 2 else repr(key)
