@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import mirrored as mr
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import LockStep
@@ -340,3 +342,51 @@ def test_an_interrupt_while_a_replica_runs_or_is_unwound_ends_the_run(monkeypatc
     finally:
         signal.signal(signal.SIGUSR1, previous)
     assert len(interrupts) == 2
+
+
+def in_lockstep(replica):
+    run([lambda lockstep: lambda: replica(lambda: lockstep.run_merge(SUM, 1))] * 2)
+
+
+def in_run(step, replica):
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    step(lambda: strategy.run(lambda: replica(lambda: mr.get_replica_context().all_reduce("SUM", jnp.ones(2)))))()
+
+
+@pytest.mark.parametrize(
+    "start", [in_lockstep, functools.partial(in_run, lambda step: step), functools.partial(in_run, mr.function)],
+    ids=["lock-step", "eager", "compiled"],
+)  # fmt: skip
+def test_a_replica_that_runs_after_its_run_was_given_up_ends_at_its_next_merge(start):
+    main, is_given_up, ended, began = threading.main_thread(), threading.Event(), [], []
+
+    def replica(merge):
+        began.append(threading.current_thread())
+        while not is_given_up.wait(0.05):
+            signal.pthread_kill(main.ident, signal.SIGUSR1)
+        try:
+            merge()
+            ended.append("merged")
+        except Exception as error:
+            ended.append(error)
+        except BaseException as error:
+            ended.append(type(error).__name__)
+            raise
+
+    def handle(*_):
+        raise Interrupt
+
+    previous = signal.signal(signal.SIGUSR1, handle)
+    before = set(threading.enumerate())
+    try:
+        with pytest.raises(Interrupt):
+            start(replica)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        is_given_up.set()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(5.0)
+    finally:
+        is_given_up.set()
+        signal.signal(signal.SIGUSR1, previous)
+    assert len(began) == 1
+    assert ended == ["_Unwind"]

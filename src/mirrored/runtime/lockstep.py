@@ -15,25 +15,34 @@ from mirrored.errors import MergeError
 from mirrored.runtime.ambient import Ambient, entered
 from mirrored.runtime.merge import Merge
 
-# Runs local replicas in lock-step, in threads of which exactly one runs at a time.
+# Runs local replicas in lock-step, in threads of which one runs at a time (except after an interrupt, see below).
 #
-# *Local* replicas are those that one runner executes: in an eager run those of this process, on all of its devices; in
-# a compiled run those of one device (its virtual replicas); their trace is the program of every device.
+# *Local* replicas are those that one `ReplicaRunner` executes: in an eager run those of this process, on all of its
+# devices; in a compiled run those of one device (its virtual replicas); their trace is the program of every device.
 #
 # Each replica runs until it calls a merge, and waits there at a barrier. When all replicas have arrived, the merge runs
 # once, in the thread that started them (the driver). Then the replicas continue in index order. If the merge raises an
-# `Exception`, its assignments are undone, and every replica raises the exception at its call of the merge. An exception
-# that escapes from a replica's function ends the run: all other replicas are unwound, all threads are joined, and
-# `LockStep.run` raises the exception. The same runner serves eager code and tracing: the threads copy all of JAX's
-# thread-local state, so several replicas can be traced into one program. A compiled run with one local
-# replica has no threads (`ReplicaRunner.in_place`).
+# `Exception`, its assignments are undone, and every replica raises that exception object at its call of the merge. An
+# exception that escapes from a replica's function ends the run: all other replicas are unwound, all threads are joined,
+# and `LockStep.run` raises the exception. So does the `MergeError` for merges that do not match: it is raised in the
+# driver, where no replica can catch it. `LockStep` serves eager code and tracing: the threads copy all of JAX's
+# thread-local state, so several replicas can be traced into one program. A compiled run with one local replica has no
+# threads (`ReplicaRunner.in_place`).
 #
 # Python raises KeyboardInterrupt in the main thread. That is normally the driver, which either waits for a replica or
 # runs a merge. The interrupt ends the run. It does not stop the running replica: the driver waits until that replica
-# reaches a merge or returns. During this wait, two threads may run at once: the `finally` blocks of a replica that was
-# waiting at a merge run beside the replica that is still running.
+# reaches a merge or returns, unless three more interrupts end the wait (`_unwind`). During this wait and after it, two
+# threads may run at once: the `finally` blocks of a replica that was waiting at a merge run beside the replica that is
+# still running.
 
 _MAX_INTERRUPTIONS: Final = 2
+
+
+class _CurrentThread(threading.local):
+    replica: _Replica | None = None
+
+
+_current = _CurrentThread()
 Carrier = Callable[[], Callable[[], None]]
 _carriers: list[Carrier] = []
 
@@ -52,7 +61,7 @@ carry(caches.carry_tape_token)
 
 
 class _Unwind(BaseException):
-    """Exception that ends a replica's thread whose pending collective will not run. User code must not catch it."""
+    """Exception that ends a replica's thread whose pending merge will not run. User code must not catch it."""
 
 
 class _Replica:
@@ -98,6 +107,7 @@ class _Replica:
         if not self._claim.take("replica"):
             return
         self._replica_turn.get()
+        _current.replica = self
         try:
             if not self._unwinding:
                 adopt_thread_state(self._state)
@@ -115,12 +125,12 @@ class _Replica:
             self._driver_turn.put(None)
 
     def proceed(self) -> None:
-        """Resumes this replica until it waits at a collective or ends; the thread that started it calls this."""
+        """Resumes this replica until it waits at a merge or ends; the thread that started it calls this."""
         self._replica_turn.put(None)
         self._driver_turn.get()
 
     def wait_at(self, merge: Merge, payload: list[Any]) -> Any:
-        """Waits, in the replica's thread, until a collective has run; returns its result or raises its error."""
+        """Waits, in the replica's thread, until a merge has run; returns its result or raises its error."""
         self.merge, self.payload = merge, payload
         self._driver_turn.put(None)
         self._replica_turn.get()
@@ -153,13 +163,20 @@ class _Replica:
         if has_begun or self._was_started:
             self._thread.join()
 
+    def abandon(self) -> None:
+        """Lets this replica's thread end by itself: at once if it waits at a merge, else at its next merge."""
+        self._unwinding = True
+        self._claim.take("driver")
+        self._replica_turn.put(None)
+
 
 def _unwind(replicas: Sequence[_Replica]) -> None:
     """Ends and joins all replicas; then raises the first exception that has interrupted the wait, if any.
 
     The third interruption ends the wait. (It is the fourth Ctrl-C, because the first one has ended the run.) The
-    threads that still run are abandoned; each ends at its next merge. Their staged assignments are dropped.
-    Assignments to variables outside of any strategy remain, because they are not staged (`runtime.variable_store`).
+    threads that still run are abandoned: each ends at its next merge (`LockStep.run_merge`), or when its function
+    returns. Their staged assignments are dropped. Assignments to variables outside of any strategy remain, because they
+    are not staged (`runtime.variable_store`).
     """
     interruptions = 0
     interruption: BaseException | None = None
@@ -171,13 +188,15 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
         except BaseException as error:
             interruption, interruptions = interruption or error, interruptions + 1
             if interruptions > _MAX_INTERRUPTIONS:
+                for replica in replicas:
+                    replica.abandon()
                 break
     if interruption is not None:
         raise interruption
 
 
 class LockStep:
-    """Runs one function per replica, each in its own thread; one thread runs at a time, up to the next collective."""
+    """Runs one function per replica, each in its own thread; one thread runs at a time, up to the next merge."""
 
     def __init__(self, called: str) -> None:
         self._called = called
@@ -206,18 +225,21 @@ class LockStep:
                 waiting = self._turn(waiting)
             return [replica.result for replica in self._replicas]
         finally:
-            _unwind(self._replicas)
-            self._replicas = []
+            try:
+                _unwind(self._replicas)
+            finally:
+                self._replicas = []
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        """Waits, in a replica, until all replicas have called the same collective; returns this replica's result."""
-        thread = threading.current_thread()
-        for replica in self._replicas:
-            if replica._thread is thread:
-                return replica.wait_at(merge, payload)
+        """Waits, in a replica, until all replicas have called the same merge; returns this replica's result."""
+        replica = _current.replica
+        if replica is not None and replica in self._replicas:
+            return replica.wait_at(merge, payload)
+        if replica is not None and replica._unwinding:
+            raise _Unwind  # an abandoned replica, whose run has ended
         raise MergeError(
             merge.name,
-            found=f"it was called in thread {thread.name!r}, which is not a replica thread",
+            found=f"it was called in thread {threading.current_thread().name!r}, which is not a replica thread",
             rule="collectives and merge_call must be called in the replica function's own thread",
             remedy="call it in the replica function, not in a thread or callback that the function starts",
         )

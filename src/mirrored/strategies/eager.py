@@ -29,7 +29,10 @@ _FLAG: Final = "xla_gpu_deterministic_ops"
 def run_eager(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Executes one eager `Strategy.run`; if an exception is raised, the strategy's variables keep their values."""
+    """Executes one eager `Strategy.run`; an exception leaves all of the strategy's variables old, or all of them new.
+
+    They are new only if an interrupt, such as Ctrl-C, comes after the assignments are committed.
+    """
     runner = EagerRunner(strategy)
     if strategy.cross_device_ops.as_written:
         warn_of_kernels(runner.device_assignment.devices[0].platform)

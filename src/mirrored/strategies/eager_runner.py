@@ -204,7 +204,7 @@ class EagerRunner(ReplicaRunner):
         return self.whole([jnp.asarray(payload_of(component)) for component in components])
 
     def commit(self) -> None:
-        """Assigns the values that the replicas have staged: to all variables or, after an error, to none."""
+        """Assigns the values that the replicas have staged: to all variables or, after an exception, to all or none."""
         entries = list(self.store.staged.values())
         for entry in entries:
             entry.variable.before_write()

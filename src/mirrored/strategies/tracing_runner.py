@@ -85,7 +85,7 @@ class TracingRunner(ReplicaRunner):
         self.summed: list[Summed] = []
         self.enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
         self.replica_ids: Sequence[Any] | None = None
-        self._lockstep: LockStep | None = None
+        self._lockstep = LockStep("Strategy.run")
         self._called: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] = (lambda: None, (), {})
         self.store = TracedReplicaStore(self)
         self._tokens: list[caches.OwnTraces] = []
@@ -172,11 +172,11 @@ class TracingRunner(ReplicaRunner):
         if not self.in_place:
             if recording_parent(current_trace()) is not self.base_trace and not is_outside(self):
                 raise refused(merge)  # an assignment in a branch or loop body, whose trace is that of one replica
-            assert self._lockstep is not None
             try:
                 return self._lockstep.run_merge(merge, payload)
             finally:
-                caches.resume_replica(self.trace_key(ambient().replica.local_index))
+                if self._tokens:  # none if the run has been given up (`runtime.lockstep`)
+                    caches.resume_replica(self.trace_key(ambient().replica.local_index))
         with within(replica=None):
             return merge.complete([payload])[0]
 
