@@ -270,7 +270,7 @@ STAND_INS = frozenset({BoxTracer, ReadTracer})
 def stand_in(box: Box) -> BoxTracer:
     """Returns the tracer that represents a tape-tracked array (a box) inside the current JAX transform.
 
-    The box's tape records which functions JAX is tracing. Their cached traces hold this tracer among their constants,
+    The box's tape records which functions JAX is tracing. Their cached traces hold this stand-in among their constants,
     which JAX passes as operands. A later call would use this step's box again, so the traces are evicted.
     """
     box.owner.captured(caches.functions_being_traced())

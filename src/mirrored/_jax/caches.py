@@ -360,12 +360,13 @@ def tell_replicas_apart(own: Hashable) -> None:
 
 # Evicts traces of functions from JAX's tracing caches.
 #
-# If a helper closes over a box through a mutable object (a model's attribute, a list), its trace contains that box as a
-# constant. In the next step the object holds another box, so the trace must not be reused after the call. JAX's tracing
-# caches have the function in their keys, and can drop all entries of one function (`evict_weakref`). When JAX asks for
-# the value of a box inside a transform (`boxes.stand_in`), the Python stack shows which functions JAX is tracing
-# (`functions_being_traced`). The tape collects them, and evicts their traces before it executes its next primitive, or
-# else when it stops recording (`TapeTrace.captured`, `forget_traces`): the thread's next tape has the same token.
+# If a helper closes over a box through a mutable object (a model's attribute, a list), its trace contains a stand-in of
+# that box as a constant. In the next step the object holds another box, so the trace must not be reused after the call.
+# JAX's tracing caches have the function in their keys, and can drop all entries of one function (`evict_weakref`). When
+# JAX asks for the value of a box inside a transform (`boxes.stand_in`), the Python stack shows which functions JAX is
+# tracing (`functions_being_traced`). The tape collects them, and evicts their traces before it executes its next
+# primitive, or else when it stops recording (`TapeTrace.captured`, `forget_traces`): the thread's next tape has the
+# same token.
 #
 # The second kind of eviction only frees memory. The tokens of a compiled function's trace are never used again, so
 # `fresh` evicts, when that trace ends, the functions that have entries under them (`forget_tokens`).

@@ -41,13 +41,15 @@ from mirrored.topology.device_assignment import AXIS
 # if it may differ:
 #
 # - The per-replica batch, the replica ID and per-replica state are varying.
-# - Mirrored variables and constants are replicated. Between processes this is compared at calls
-#   (`compilation.dispatch.WorkerArguments`), not proven.
+# - Mirrored and plain variables, arguments that are not per-replica, values that a trace outside the run has computed,
+#   and constants are replicated. Between processes this is compared at calls (`compilation.dispatch.WorkerArguments`),
+#   not proven.
 # - `psum`, `pmax`, `pmin` and `all_gather` over the whole axis return replicated values. So does the primitive
 #   `equal_on_all_devices`, by which an algorithm of other collectives (the fixed-order tree) vouches for its result.
 # - `axis_index`, reductions over `axis_index_groups`, host callbacks and other operations that may give each device its
 #   own result (`ValueSource`) return varying values whatever their operands are.
-# - Any other operation returns a varying value if one of its operands is varying.
+# - Any other operation returns a varying value if one of its operands is varying. The condition of a loop or branch
+#   counts as an operand of all its results.
 #
 # A device may run several virtual replicas, which are traced into one body. Their values must also be equal to each
 # other: computed by the same operations from the same inputs (`mirrored.analysis.value_numbering`).
@@ -65,7 +67,8 @@ class Origin:
 
     Attributes:
         label: Its name in error messages, such as ``"variable 'dense/kernel'"``.
-        varies: Whether it may differ between devices.
+        varies: Whether it may differ between replicas. Not used on one device, where `identity` tells the replicas'
+            inputs apart.
         identity: A key for value numbering. Inputs with equal identities hold the same value. None means that no
             other input is known to hold the same value.
     """

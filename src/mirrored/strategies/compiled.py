@@ -129,7 +129,8 @@ class _Run:
                 body = contain(body, self._runner, shapes, axes)
             if not PLACEHOLDERS.isdisjoint(eqn.primitive.name for eqn, *_ in equations):
                 body = fuse(body, self._runner, axes)
-        # Replica 0 may create state that the others find. The second trace checks that the replicas agree.
+        # Replica 0 may create state that the others find. So the second trace, not the first one, checks what merges
+        # enclose and read, the loss scale, assignments and declared results.
         self._is_repeated = created_in_function(self._outer_store).repeats_trace
         self._outermost.rereads |= self._runner.store.rereads
         self._outer_store.differentiated -= self._runner.store.staged.keys()

@@ -28,9 +28,21 @@ if TYPE_CHECKING:
 
 # Calls of functions with custom derivative rules (`jax.custom_jvp`, `jax.custom_vjp`) under a tape.
 #
-# A custom rule gives derivatives only with respect to the arguments. While such a function runs, the tape does not
-# record its operations, but notes which tracked values the function closes over. Requesting a gradient with respect to
-# one of those values is an error, as in JAX.
+# A custom rule gives derivatives only with respect to the arguments. Requesting a gradient with respect to a tracked
+# value over which the function closes is an error. (JAX raises one for `custom_vjp` only; for `custom_jvp` it drops the
+# tangent.) How the tape finds these values depends on where the call is:
+#
+# - A call in the code of the tape (`process`): while the function runs, the tape does not record its operations, but
+#   notes which tracked values it uses. If no argument is watched, `_call_unwatched` records the results as having no
+#   derivative with respect to those values.
+# - A call in a traced program: JAX makes the values operands of the call, and thus of the program, and `num_consts`
+#   counts them. The rule of the program has no pullback for these operands (`operation.Rule.lost`), and its record is a
+#   `PartialRuleRecord`.
+# - A call in a traced program whose parameters embed the arrays: `process_lifted` makes them operands, and
+#   `without_embedded` records that no gradient reaches them through such a call.
+#
+# Independently of these, a derivative rule inside a traced program must not close over a value of the current call,
+# because rules are cached (`RuleClosesOverError`).
 
 
 def process(
@@ -44,7 +56,7 @@ def process(
     *,
     runs_rule: bool = False,
 ) -> list[Any]:
-    """Applies and linearizes a function with a custom derivative (`jax.custom_jvp`, `jax.custom_vjp`) under a tape.
+    """Applies and linearizes a function with a custom derivative, or a `device_put`, under a tape; caches no rule.
 
     The call is linearized when it runs, so that a derivative rule written in Python sees concrete values if there are
     any.
@@ -52,10 +64,10 @@ def process(
     Args:
         trace: The trace of the tape.
         bind: Applies the call to operands.
-        function: JAX's wrapper of the function that is called. None if it cannot close over anything.
+        function: JAX's wrapper of the function that is called. None if it closes over nothing that a tape tracks.
         values: The operands.
         keys: The keys of the watched operands.
-        watched: The positions of the watched operands.
+        watched: The positions of the watched operands: those that the tape tracks, also intermediate results.
         name: The name of the call in error messages.
         runs_rule: Whether the pullback runs a derivative rule of the user, as that of a `jax.custom_vjp` function.
 
@@ -89,7 +101,8 @@ def process_library(
 ) -> list[Any]:
     """Applies a `jax.custom_jvp` function that, with its rule, is part of JAX, such as `jax.nn.relu`; traces it once.
 
-    Such a function usually closes over nothing. If it closes over a traced value, its trace is not reused.
+    Such a function closes over nothing that a tape tracks (`is_from_jax`). If it holds a traced value, as an argument
+    that JAX does not differentiate can be, its trace is not reused.
 
     Args:
         trace: The trace of the tape.

@@ -1,7 +1,7 @@
 """`TapeTrace`: the JAX trace through which a gradient tape receives every primitive.
 
-If no operand is watched, the primitive runs under the parent trace and is not recorded. Otherwise the forward program
-of its rule runs under the parent trace, and a record keeps the residuals for the backward pass.
+If no operand is watched, the primitive runs under the parent trace, unrecorded. Otherwise the forward program of its
+rule runs there, and a record keeps the residuals for the backward pass. The module `calls` has the exceptions.
 
 Results that are concrete arrays become boxes (`mirrored._jax.boxes`): all tracked results under an eager parent, and
 under an outer tape those that the outer tape does not track. All other results (tracers, boxes of an outer tape) are
@@ -53,7 +53,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         recorder: The recorder, or None while the tape is not recording. Primitives then pass through to the parent.
         touched: While a function with a custom derivative rule runs, the keys of the tracked values that it uses.
             Nothing is recorded during this time. None at all other times.
-        eager: Whether the parent evaluates primitives immediately.
+        eager: Whether the parent evaluates primitives immediately; False if it is another tape, in eager code, too.
     """
 
     __slots__ = ("_stale", "eager", "outer_token", "parent", "recorder", "touched")
@@ -85,8 +85,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def captured(self, functions: list[Any]) -> None:
         """Registers functions whose trace in progress closes over a tracked array, so that JAX traces them again.
 
-        `_forget_stale` evicts their cached traces, which hold the box as a constant, before the next primitive runs, or
-        when the tape stops recording.
+        `_forget_stale` evicts their cached traces, which hold a stand-in of the box as a constant, before the next
+        primitive runs, or when the tape stops recording.
         """
         self._stale += functions
 
@@ -118,7 +118,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         if not watched:
             with self.under_parent():
                 return primitive.bind(*values, **params)
-        if primitive is device_put_p:
+        if primitive is device_put_p:  # a cached rule is a compiled program, in which it transfers nothing
             moved = {**params, "srcs": tuple(map(_source_sharding, values, params["srcs"]))}
             move = lambda *arrays: list(primitive.bind(*arrays, **moved))  # noqa: E731
             return calls.process(self, move, None, values, keys, watched, str(primitive))
