@@ -61,7 +61,7 @@ def ended_early(standings: Mapping[int, WorkerProgress]) -> str | None:
                 f"worker {worker} ({progress.name}) has ended after operation {progress.count} ({progress.newest}), "
                 f"and worker {ahead[0]} has reached operation {waiting.count}: {waiting.newest}."
                 f"{_sentences(unmatched_calls(standings))} All workers must make the same calls: the same number of "
-                "steps, and no call on the chief only"
+                "steps, and no call on one worker only"
             )
     return None
 
