@@ -15,7 +15,7 @@ CORE_MARKS ?= not slow and not chaos
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-long explore soak guarantees guarantees-sources test-slow test-lowest bench bench-quick bench-peers bench-previous \
-  test-gpu-dry-run docs docs-check docs-execute docs-test lint format types clean
+  test-gpu-dry-run docs docs-check docs-execute docs-test lint format clean
 
 help:
 	@echo "make demo         trains a convnet on 4 replicas and writes a report to demo_report/ (under 3 minutes)"
@@ -30,11 +30,13 @@ help:
 	@echo "make bench-peers  installs TensorFlow and PyTorch for the benchmarks, in separate environments"
 	@echo "make bench-previous  installs the previous JAX, for the benchmarks' comparison of versions"
 	@echo "make lint         runs the linter, the format check and the type checkers, these also over programs of users"
+	@echo "make format       formats the code, and corrects what the linter can correct"
 	@echo "make docs         builds the documentation site into build/docs/html; make docs-execute: executes the tutorials first"
 	@echo "make docs-check   builds it without executing the tutorials, as CI does: links, references, images (3 minutes)"
 	@echo "make docs-test    opens the built site in headless Chromium: console, search, pictures of pages"
 	@echo "make test-lowest  runs the core of the suite on the lowest supported Python and JAX"
 	@echo "make test-gpu-dry-run  runs the GPU benchmarks at tiny sizes on the CPU, on Python 3.12 with JAX 0.11.2"
+	@echo "make clean        removes the environments, and everything that these commands have built"
 
 # One stamp per set of extras: a second `make` installs nothing unless pyproject.toml changed.
 $(VENV)/.installed-%: pyproject.toml

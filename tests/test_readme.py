@@ -46,6 +46,15 @@ def test_make_targets_exist():
     assert set(re.findall(r"\bmake ([a-z][a-z-]*)", README)) <= targets
 
 
+def test_make_help_lists_all_targets():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    listed = re.findall(r"\t@echo \"(.*)\"", makefile.partition("\nhelp:\n")[2].partition("\n\n")[0])
+    named = set(re.findall(r"(?:^make|; make|;) ([a-z-]+)", "\n".join(listed), re.MULTILINE))
+    targets = targets_of_makefile() - {"help", "\\"}
+    assert named & targets == targets
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), "phony, but without a rule"
+
+
 def test_files_exist():
     named = set(re.findall(r"\b(?:tests|docs|benchmarks|examples|src)/[\w/.-]+\w", README))
     assert named
