@@ -12,7 +12,7 @@ _PARAMETER_SERVER: Final = (
     "training is synchronous and every replica holds a copy of the variables",
     "use tf.distribute.MultiWorkerMirroredStrategy for several machines",
 )
-_TPU: Final = ("JAX uses TPUs like any other device", "use tf.distribute.MirroredStrategy, which uses all TPU cores")
+_TPU: Final = ("JAX uses TPUs like any other device", "use tf.distribute.MirroredStrategy (not tested on TPUs)")
 _CLOUD: Final = (
     "no cloud's API is queried",
     "set TF_CONFIG on each machine, or pass SimpleClusterResolver(ClusterSpec({'worker': addresses}), task_id=index)",
@@ -48,7 +48,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
     "distribute.Server": _PARAMETER_SERVER,
     "distribute.experimental.PreemptionCheckpointHandler": (
         "mirrored.checkpoint implements checkpointing",
-        "save every few steps with mirrored.checkpoint",
+        "use mirrored.checkpoint.CheckpointManager(save_on_preemption=True)",
     ),
     "ragged": _RAGGED,
     "RaggedTensor": _RAGGED,
