@@ -106,8 +106,8 @@ np.testing.assert_allclose(found, by_pmap, rtol=1e-4)
 # %% [markdown]
 # ## From pmap without variables
 #
-# A `lax.psum` or `lax.pmean` that is left in a function that `run` calls raises `ContextError`, in every layout: the
-# replicas are not a mesh axis, and the message names the method that takes the place of each collective.
+# A `lax.psum` or `lax.pmean` that is left in a function that `run` calls raises `ContextError`, on any number of
+# devices: the replicas are not a mesh axis, and the message names the method that takes the place of each collective.
 #
 # The step may also keep its functional form. `lax.pmean` becomes `all_reduce`, and `out_specs` declares the new
 # parameters as replicated:

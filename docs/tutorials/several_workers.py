@@ -154,7 +154,7 @@ figure.tight_layout()
 # | part | purpose |
 # |---|---|
 # | `MultiWorkerMirroredStrategy()` | joins the job that the launcher describes |
-# | `Checkpoint(..., dataset=iterator, step=0)` | names the state: variables, slots, position in the data, step |
+# | `Checkpoint(..., dataset=iterator, step=0)` | names the state: variables, optimizer, position in the data, step |
 # | `CheckpointManager.save(step)` in every step | saves in the background, every 5 steps; after SIGTERM at once |
 # | `restore_latest()` | restores the newest complete checkpoint; returns its step, or None |
 # | `deterministic=True` | the resumed run has the same bits; without it, the losses are equal up to rounding |

@@ -234,7 +234,7 @@ LAUNCHER_FD: Final = Setting[int | None](
 
 ELASTIC: Final = Setting[int | None](
     "MIRRORED_ELASTIC",
-    "The slot of this worker in an elastic job; set by `mirrored run --elastic`.",
+    "The number of this worker's place in an elastic job; set by `mirrored run --elastic`.",
     None,
     "an int, 0 or more",
     _number,
