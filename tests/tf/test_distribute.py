@@ -25,7 +25,7 @@ def test_communication_options() -> None:
     assert tf.distribute.experimental.CollectiveCommunication is kinds
     assert tf.distribute.experimental.CommunicationOptions(implementation="ring").implementation is kinds.RING
     assert tf.distribute.experimental.CollectiveHints(bytes_per_pack=5).bytes_per_pack == 5
-    with pytest.raises(ValueError, match="must be >=0"):
+    with pytest.raises(ValueError, match="must be 0 or more"):
         tf.distribute.experimental.CommunicationOptions(bytes_per_pack=-1)
     with pytest.raises(ValueError, match="not a valid CommunicationImplementation"):
         tf.distribute.experimental.CommunicationOptions(implementation="zzz")

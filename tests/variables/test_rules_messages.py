@@ -16,5 +16,7 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_rules(message):
-    with mr.MirroredStrategy(["CPU:0", "CPU:1"]).scope(), pytest.raises(ArgumentError, match=message):
+    with mr.MirroredStrategy(["CPU:0", "CPU:1"]).scope(), pytest.raises(ArgumentError, match=message) as raised:
         mr.Variable(1.0, name="v", **WRONG[message])
+    assert message in raised.value.found
+    assert message not in raised.value.rule

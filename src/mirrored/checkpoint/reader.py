@@ -69,10 +69,11 @@ class CheckpointReader:
             DamagedCheckpointError: The files were changed or damaged after they were written.
         """
         if name not in self._manifest.leaves:
+            more = ", ..." if len(self.names) > 20 else ""
             raise ArgumentError(
                 "CheckpointReader.read",
-                found=f"the checkpoint has no name {name!r}",
-                rule=f"{self._directory} has the names {', '.join(self.names[:20])}",
+                found=f"{self._directory} has no name {name!r}; it has {', '.join(self.names[:20])}{more}",
+                rule="the name must be one of `reader.names`",
                 remedy="pass one of these names",
             )
         verify_files(self._directory, self._manifest)

@@ -132,7 +132,8 @@ def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -
             called,
             found=f"jax.debug.print or jax.debug.callback has ordered=True, in a compiled function of {replicas} "
             "replicas",
-            rule="JAX orders these calls on one device only; the same programs are refused on any number of devices",
+            rule="JAX can order these calls on one device only; mirrored refuses them for several replicas on any "
+            "number of devices",
             remedy="omit ordered=True, or call jax.experimental.io_callback(function, None, x, ordered=True), which "
             "keeps the order of each replica's calls",
         )

@@ -241,8 +241,8 @@ class taking_turn:
             raise ContextError(
                 self._called,
                 found=f"another thread has been reading an element for {LONGEST_WAIT:g} s",
-                rule="a position is between two elements; a function of a dataset that assigns a variable waits for "
-                "a checkpoint that is being taken, which waits for the element",
+                rule="a position can only be saved or restored between two elements; a dataset's function that assigns "
+                "a variable waits for a checkpoint that is being saved, and that checkpoint waits for the element",
                 remedy="save or restore the position in the thread that reads, or assign variables in the step instead "
                 "of the dataset's functions",
             )

@@ -139,7 +139,8 @@ def merged(first: PyTree, second: PyTree) -> Any:
                 "Dataset.element_spec",
                 found=f"the elements of combined datasets are {a!r} and {b!r}",
                 rule="a spec has one number of dims, with None for dims that vary",
-                remedy="reshape the elements to one number of dims; elements of a dataset that is only read may differ",
+                remedy="reshape the elements to one number of dims; if you only iterate over the dataset, do not ask "
+                "for `element_spec`",
             )
         return ArraySpec(tuple(m if m == n else None for m, n in zip(a.shape, b.shape, strict=True)), a.dtype)
 

@@ -402,15 +402,16 @@ def check_batched(target: jax.Array | ReadableVariable, source: jax.Array | Read
         if len(shape) < 2:
             raise ArgumentError(
                 called,
-                found=f"the {name} has shape {shape}: Shape {shape} must have rank at least 2",
+                found=f"for the {name}, Shape {shape} must have rank at least 2",
                 rule="target and source must have a batch dimension and at least one other dimension",
                 remedy="use jacobian, or add a dimension with x[:, None]",
             )
     if shape_of(target)[0] != shape_of(source)[0]:
         raise ArgumentError(
             called,
-            found=f"the target has shape {shape_of(target)}, the source {shape_of(source)}",
-            rule="Need first dimension of target shape and source shape to match",
+            found=f"the target has shape {shape_of(target)}, the source {shape_of(source)} (Need first dimension of "
+            "target shape and source shape to match)",
+            rule="target and source must have the same number of rows, one for each element of the batch",
             remedy="use jacobian if a row of the target depends on several rows of the source",
         )
 

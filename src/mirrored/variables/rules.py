@@ -104,8 +104,8 @@ def as_synchronization(value: object, name: str | None) -> VariableSynchronizati
         searched = f"`NONE` variable synchronization mode is not supported with strategies, for variable: {name}"
     raise ArgumentError(
         "Variable",
-        found=f"synchronization={value!r} for variable {name!r}",
-        rule=f"{searched}. It must be ON_WRITE (AUTO) or ON_READ",
+        found=searched,
+        rule="`synchronization` must be ON_WRITE (AUTO) or ON_READ",
         remedy="omit synchronization, or pass VariableSynchronization.ON_READ",
     )
 
@@ -127,9 +127,8 @@ def as_aggregation(value: object, name: str | None) -> Any:
         return as_reduce_op(value) if isinstance(value, type) else value
     raise ArgumentError(
         "Variable",
-        found=f"aggregation={value!r} for variable {name!r}",
-        rule=f"Invalid variable aggregation mode: {value} for variable: {name}. It must be NONE, SUM, MEAN, "
-        "ONLY_FIRST_REPLICA, a ReduceOp, or a callable over stacked values",
+        found=f"Invalid variable aggregation mode: {value} for variable: {name}",
+        rule="`aggregation` must be NONE, SUM, MEAN, ONLY_FIRST_REPLICA, a ReduceOp, or a callable over stacked values",
         remedy="pass a VariableAggregation, for example VariableAggregation.MEAN",
     )
 

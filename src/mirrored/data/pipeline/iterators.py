@@ -298,8 +298,7 @@ class DatasetIterator(IteratedAsPython):
         if saved != self._lengths and not is_in_first_epoch(state, self._node):
             raise ArgumentError(
                 "DatasetIterator.set_state",
-                found=f"the position is in a later epoch of {saved} elements, the epochs of this dataset have "
-                f"{self._lengths}",
+                found=f"the epochs had {saved} elements when the position was saved, and have {self._lengths} now",
                 rule="a position counts the elements of all epochs of `repeat`, which must keep their number (the "
                 "argument of `take`, the number of examples)",
                 remedy="build the dataset with the saved number of elements, or begin a new epoch: do not set the "

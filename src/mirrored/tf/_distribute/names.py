@@ -67,7 +67,7 @@ class CommunicationOptions:
             raise ArgumentError(
                 "CommunicationOptions",
                 found=f"`bytes_per_pack` is {self.bytes_per_pack}",
-                rule="`bytes_per_pack` must be >=0",
+                rule="`bytes_per_pack` must be 0 or more",
                 remedy="omit the argument, which has no effect",
             )
         object.__setattr__(self, "implementation", CommunicationImplementation(self.implementation))
