@@ -45,12 +45,43 @@ def test_the_gradient_is_that_of_the_array(name, scoped):
     np.testing.assert_array_equal(tape.gradient(of_variable, variable), other.gradient(of_array, value))
 
 
-# What describes the array's memory and devices, or copies it: a variable has its own answers or none.
+# What places one array, or is NumPy's own: a variable has its own answers or none.
 NOT_OF_VALUES = {
-    *("addressable_data", "addressable_shards", "committed", "copy_to_host_async", "device", "global_shards"),
-    *("is_fully_addressable", "is_fully_replicated", "sharding", "to_device"),
-    *("byteswap", "copy", "flat", "itemsize", "nbytes", "view", "dtype", "ndim", "shape", "size"),
+    *("committed", "device", "global_shards", "to_device"),
+    *("byteswap", "flat", "dtype", "ndim", "shape", "size"),
 }
+# What programs call on the leaves of a model's state, as optax's `schedule_free` calls `copy`.
+OF_LEAVES = {
+    "copy": lambda leaf: leaf.copy(),
+    "nbytes": lambda leaf: leaf.nbytes,
+    "itemsize": lambda leaf: leaf.itemsize,
+    "block_until_ready": lambda leaf: leaf.block_until_ready(),
+    "devices": lambda leaf: len(leaf.devices()) > 0,
+    "sharding": lambda leaf: isinstance(leaf.sharding, jax.sharding.Sharding),
+    "addressable_shards": lambda leaf: leaf.addressable_shards[0].data,
+    "tobytes": lambda leaf: leaf.tobytes(),
+}
+
+
+@pytest.mark.parametrize("name", OF_LEAVES)
+@pytest.mark.parametrize("scoped", [True, False], ids=["mirrored", "plain"])
+def test_a_variable_answers_as_the_array_of_its_value(name, scoped):
+    value = jnp.asarray([[0.75, 1.25, 2.75]])
+    if scoped:
+        with mr.MirroredStrategy(jax.devices()[:2]).scope():
+            variable = mr.Variable(value)
+    else:
+        variable = mr.Variable(value)
+    np.testing.assert_array_equal(OF_LEAVES[name](variable), OF_LEAVES[name](value))
+
+
+def test_a_copy_is_not_changed_by_a_step():
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        variable = mr.Variable(jnp.ones(3))
+    kept = variable.copy()
+    mr.function(lambda: variable.assign_add(jnp.ones(3)))()
+    np.testing.assert_array_equal(kept, np.ones(3))
+    np.testing.assert_array_equal(variable, 2 * np.ones(3))
 
 
 def test_variables_have_every_method_of_arrays():

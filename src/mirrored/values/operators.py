@@ -45,6 +45,10 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
+def _property(name: str) -> property:
+    return property(lambda self: getattr(self.read_value(), name), doc=f"`jax.Array.{name}` of the value.")
+
+
 def _conversion(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
         return self.converted(lambda value: getattr(value, name)(*args))
@@ -115,8 +119,15 @@ class ArrayOperators:
         locals()[_name] = _method(_name)
     for _name in ("trace", "conj", "conjugate", "nonzero", "searchsorted", "compress", "choose", "ptp", "argpartition"):
         locals()[_name] = _method(_name)
-    for _name in ("item", "tolist"):
+    # Methods of concrete arrays, which programs call on the leaves of a state. Those of a tracer raise JAX's error.
+    for _name in ("copy", "view", "block_until_ready", "is_ready", "devices", "addressable_data", "copy_to_host_async"):
+        locals()[_name] = _method(_name)
+    for _name in ("item", "tolist", "tobytes"):
         locals()[_name] = _conversion(_name)
+    for _name in ("nbytes", "itemsize", "sharding", "addressable_shards"):
+        locals()[_name] = _property(_name)
+    for _name in ("is_fully_replicated", "is_fully_addressable"):
+        locals()[_name] = _property(_name)
     del _name
     T = property(lambda self: self.read_value().T)
     at = property(lambda self: self.read_value().at)
