@@ -559,6 +559,13 @@ def test_state_is_as_it_was_when_save_returned(tmp_path):
     assert reader.read("v").sum() == 0
 
 
+def test_a_reader_lists_its_names_for_a_wrong_one(tmp_path):
+    reader = CheckpointReader(Checkpoint(**{f"n{k:02}": k for k in range(21)}).write(tmp_path / "c"))
+    with pytest.raises(ArgumentError, match="has no name 'w'; it has n00, .*, n19, [.][.][.]") as raised:
+        reader.read("w")
+    assert raised.value.rule == "the name must be one of `reader.names`"
+
+
 def test_a_root_object(tmp_path):
     model, other = Model(), Model(0.0)
     path = Checkpoint(model, step=3).write(tmp_path / "c")
