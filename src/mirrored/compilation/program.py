@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -32,10 +33,11 @@ from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
 from mirrored.compilation.frozen_state import refuse_result
 from mirrored.compilation.program_checks import check_devices, check_ordered, explained_nesting, several_processes
-from mirrored.compilation.scan import Result, Scan
+from mirrored.compilation.scan import Scan
 from mirrored.compilation.signature import Arguments
 from mirrored.runtime.ambient import announce_read, announce_reassignment, within
 from mirrored.runtime.component_reads import announced_components
+from mirrored.runtime.staged_values import Bookkeeping
 from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
@@ -56,6 +58,34 @@ from mirrored.variables.state_lock import (
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
     from mirrored.variables.variable import Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Result(Bookkeeping):
+    """One leaf of a program's result: a static object, or an array with a function that converts it for the user.
+
+    Attributes:
+        is_array: Whether it is an array.
+        components: The number of components of a per-replica value in this process; 0 for other leaves.
+        wrap: Converts the array for the user.
+        static: The static object, if the leaf is not an array.
+    """
+
+    is_array: bool = False
+    components: int = 0
+    wrap: Callable[[Any], Any] | None = None
+    static: Any = None
+
+    @property
+    def is_per_replica(self) -> bool:
+        """Whether this leaf is a per-replica value, stored as one array with a leading replica dimension."""
+        return self.components > 0
+
+    def described(self, array: jax.ShapeDtypeStruct) -> Any:
+        """Returns the shape and dtype of this leaf (per component of a per-replica value), given those of its array."""
+        if not self.is_per_replica:
+            return array
+        return PerReplica.of_components([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components, None)
 
 
 class Program:

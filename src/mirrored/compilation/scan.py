@@ -1,10 +1,10 @@
-"""The leaves of a program's result, and the results of several steps of a function in one call."""
+"""Several steps of a function in one call: one `lax.scan` over their batches, and the results of all steps."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,36 +13,11 @@ import numpy as np
 from mirrored._jax.arrays import has_host_dtype
 from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
-from mirrored.runtime.staged_values import Bookkeeping, read_again
+from mirrored.runtime.staged_values import read_again
 from mirrored.values.distributed_values import PerReplica
 
-
-@dataclasses.dataclass(frozen=True)
-class Result(Bookkeeping):
-    """One leaf of a program's result: a static object, or an array with a function that converts it for the user.
-
-    Attributes:
-        is_array: Whether it is an array.
-        components: The number of components of a per-replica value in this process; 0 for other leaves.
-        wrap: Converts the array for the user.
-        static: The static object, if the leaf is not an array.
-    """
-
-    is_array: bool = False
-    components: int = 0
-    wrap: Callable[[Any], Any] | None = None
-    static: Any = None
-
-    @property
-    def is_per_replica(self) -> bool:
-        """Whether this leaf is a per-replica value, stored as one array with a leading replica dimension."""
-        return self.components > 0
-
-    def described(self, array: jax.ShapeDtypeStruct) -> Any:
-        """Returns the shape and dtype of this leaf (per component of a per-replica value), given those of its array."""
-        if not self.is_per_replica:
-            return array
-        return PerReplica.of_components([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components, None)
+if TYPE_CHECKING:
+    from mirrored.compilation.program import Result
 
 
 @dataclasses.dataclass(frozen=True)
