@@ -8,12 +8,11 @@
 - `fixed_order_runs`: compiles runs with bit-identical results for a tape around the call.
 - `padding`: prevents empty slots, to which no replica belongs, from having an effect.
 - `eager`: runs the replica function in Python, one replica after another, and commits what they assigned
-  (`eager_runner`).
+  (`eager_runner`), if they are equal (`eager_equality`).
 - `context`, `merge_call`: what a replica can call: collectives and `merge_call`.
 - `reducing`, `inputs`, `extended`, `older_names`: the other methods of a strategy.
 - `checks`: contexts, diverging assignments, `out_specs`, nested meshes, shardings, arrays of a mesh with explicit axes.
-- `arguments`: checks the positional arguments of the methods above.
-- `gathered_shapes`: checks the shapes of gathered arrays.
+- `argument_checks`: positional arguments, axes, the shapes of gathered arrays.
 """
 
 from mirrored.strategies.context import ReplicaContext as ReplicaContext

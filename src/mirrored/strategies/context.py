@@ -28,8 +28,7 @@ from mirrored.runtime.ambient import Ambient, ambient, within
 from mirrored.runtime.function_key import key_of
 from mirrored.runtime.merge import Given, Merge, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.strategies.arguments import as_arguments
-from mirrored.strategies.gathered_shapes import as_axis, check_gathered
+from mirrored.strategies.argument_checks import as_arguments, as_axis, check_gathered
 from mirrored.strategies.merge_call import call_merged, enclosed_by, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_sums_rows, mean_of_rows, refuse_rows
 from mirrored.values import structures

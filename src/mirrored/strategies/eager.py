@@ -15,8 +15,8 @@ from mirrored.errors import ContextError
 from mirrored.runtime.ambient import ambient, thread, within
 from mirrored.runtime.merge import or_undone
 from mirrored.strategies.checks import OutSpecs
+from mirrored.strategies.eager_equality import is_number
 from mirrored.strategies.eager_runner import EagerRunner
-from mirrored.strategies.shared_numbers import is_number
 from mirrored.values import structures
 from mirrored.variables.state_lock import turn
 

@@ -34,11 +34,9 @@ from mirrored.runtime.staged_values import StagedAssignment
 from mirrored.runtime.variable_store import ReplicaStore
 from mirrored.strategies.checks import OutSpecs, as_array, checked_components
 from mirrored.strategies.context import ReplicaContext
-from mirrored.strategies.equal_bits import bits_of, check_equal_bits
-from mirrored.strategies.gathered_shapes import one_type
+from mirrored.strategies.eager_equality import bits_of, check_equal_bits, is_number, one_type, shared_by_workers
 from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
-from mirrored.strategies.shared_numbers import is_number, shared_by_workers
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.stacking import stack_components
@@ -65,7 +63,7 @@ _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 # - `_outer`, with several processes: the data that all replicas were given (arguments of `run`, results of
 #   `merge_call`, values of plain variables). One process cannot compare objects with the others, and a process with one
 #   replica compares nothing. So all other arrays and numbers give a `PerReplica`, also one that the replica function
-#   closes over. Equal numbers can be one object, so processes exchange those in this table (`shared_numbers.py`).
+#   closes over. Equal numbers can be one object, so processes exchange those in this table (`eager_equality.py`).
 
 # Replica threads take no assignment lock, because the thread that called `run` holds it and waits for them.
 carry(lambda: excuse)

@@ -12,7 +12,7 @@ from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import reducing
-from mirrored.strategies.arguments import as_arguments
+from mirrored.strategies.argument_checks import as_arguments
 from mirrored.strategies.checks import refuse_in_replica
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored

@@ -24,7 +24,7 @@ from mirrored.errors import ArgumentError, NotSupportedError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.component_reads import component_of, stacked_of
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.strategies.gathered_shapes import as_axis, check_gathered
+from mirrored.strategies.argument_checks import as_axis, check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.belonging import check_placement

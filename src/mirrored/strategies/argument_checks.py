@@ -1,15 +1,37 @@
-"""Checks that the arrays of several replicas can be concatenated along an axis, or reduced."""
+"""Checks arguments of strategies and replica contexts: positional arguments, axes, the shapes of gathered arrays."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mirrored.errors import ArgumentError, DisagreementError
+from mirrored.errors import ArgumentError
 from mirrored.runtime.hooks import shape_error
+from mirrored.values.distributed_values import DistributedValues
+
+
+def as_arguments(called: str, args: Any, spelled: str) -> tuple[Any, ...]:
+    """Returns positional arguments as a tuple; refuses one array in their place, which has rows, and a dict or string.
+
+    Args:
+        called: The method, for the message.
+        args: What the caller passed.
+        spelled: How to call the method with a single argument x.
+
+    Raises:
+        ArgumentError: `args` is an array, a variable, a per-replica value, a dict or a string.
+    """
+    if not hasattr(args, "shape") and not isinstance(args, (DistributedValues, Mapping, str, bytes)):
+        return tuple(args)
+    raise ArgumentError(
+        called,
+        found=f"args is of type {type(args).__name__}",
+        rule="args must be a list or tuple of the function's positional arguments",
+        remedy=f"write {spelled} for a single argument x",
+    )
 
 
 def as_axis(called: str, axis: Any) -> int:
@@ -63,28 +85,3 @@ def _violated(shapes: Sequence[tuple[int, ...]], axis: int) -> str | None:
                 f"Shape mismatch: Dimension {dimension} in both shapes must be equal; only the gathered one may differ"
             )
     return None
-
-
-def one_type(place: int, types: Sequence[list[Any] | None]) -> list[Any] | None:
-    """Returns the dtype and the shape of an array in an all-reduce; None if no worker has it.
-
-    Args:
-        place: The position of the array.
-        types: Its dtype and shape on each worker, or None.
-    """
-    given = {worker: kind for worker, kind in enumerate(types) if kind is not None}
-    first = next(iter(given), 0)
-    for worker, kind in given.items():
-        if kind != given[first]:
-            raise DisagreementError(
-                "Strategy.run",
-                found=f"array {place} of an all-reduce is {_shown(given[first])} on worker {first} and {_shown(kind)} "
-                f"on worker {worker}",
-                rule="an all-reduce combines arrays of one shape and dtype, which all replicas pass in the same order",
-                remedy="pass the same list of arrays on all workers, with None for an array that a replica lacks",
-            )
-    return given.get(first)
-
-
-def _shown(kind: list[Any]) -> str:
-    return f"{kind[0]}{kind[1]}"
