@@ -26,9 +26,20 @@ def as_arguments(called: str, args: Any, spelled: str) -> tuple[Any, ...]:
     """
     if not hasattr(args, "shape") and not isinstance(args, (DistributedValues, Mapping, str, bytes)):
         return tuple(args)
-    raise ArgumentError(
+    raise wrong_arguments(called, f"args is of type {type(args).__name__}", spelled)
+
+
+def wrong_arguments(called: str, found: str, spelled: str) -> ArgumentError:
+    """Returns the error for an object that was passed in place of a list or tuple of positional arguments.
+
+    Args:
+        called: The method.
+        found: What was passed.
+        spelled: How to call the method with a single argument x.
+    """
+    return ArgumentError(
         called,
-        found=f"args is of type {type(args).__name__}",
+        found=found,
         rule="args must be a list or tuple of the function's positional arguments",
         remedy=f"write {spelled} for a single argument x",
     )

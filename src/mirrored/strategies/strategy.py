@@ -17,6 +17,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.entry_point import entry_point, restoring
 from mirrored.strategies import reducing
+from mirrored.strategies.argument_checks import wrong_arguments
 from mirrored.strategies.checks import (
     OutSpecs,
     axis_names_explained,
@@ -183,12 +184,8 @@ class Strategy(DistributesInput, OlderNames):
         and all results are per replica.
         """
         if not isinstance(args, (list, tuple)):
-            raise ArgumentError(
-                "Strategy.run",
-                found=f"args={args!r} is of type {type(args).__name__}",
-                rule="args must be a list or tuple of the function's positional arguments",
-                remedy="write run(fn, args=(x,)) for a single argument x",
-            )
+            found = f"args={args!r} is of type {type(args).__name__}"
+            raise wrong_arguments("Strategy.run", found, "run(fn, args=(x,))")
         check_context(self, "run")
         kwargs, specs = kwargs or {}, OutSpecs(out_specs)
         if callable(fn) and isinstance(type(fn).__call__, Function):
