@@ -15,15 +15,14 @@ from mirrored.compilation.frozen_state import PythonState, drawing, exhausted, i
 from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
-from mirrored.compilation.ragged import checked_call, undone_after_errors
-from mirrored.compilation.retraces import log_ragged, log_retrace
+from mirrored.compilation.ragged import checked_call, log_ragged, undone_after_errors
+from mirrored.compilation.retraces import difference, log_retrace
 from mirrored.compilation.rewinding import Names
 from mirrored.compilation.scan import stacked_steps
 from mirrored.compilation.signature import (
     Arguments,
     Ragged,
     Surroundings,
-    difference,
     flatten_arguments,
     flatten_steps,
     quick_key,

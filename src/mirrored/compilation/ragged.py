@@ -1,8 +1,10 @@
-"""Checks the loss scale of functions that run eagerly because per-replica batches are uneven, by one extra trace."""
+"""Functions that run eagerly because per-replica batches are uneven: logs it, and checks their loss scale once."""
 
 from __future__ import annotations
 
 import functools
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -26,6 +28,25 @@ if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
 
 T = TypeVar("T")
+_log = logging.getLogger("mirrored")
+
+
+def log_ragged(function: object, name: str) -> None:
+    """Logs the warning that a function runs eagerly, because its per-replica batches differ in shape.
+
+    Args:
+        function: The Python function; its place in the program is named if it is a lambda.
+        name: Its name.
+    """
+    code = getattr(function, "__code__", None)
+    if name == "<lambda>" and code is not None:
+        name = f"<lambda> ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    _log.warning(
+        "%s got a batch whose per-replica batches differ in shape, so this step runs eagerly, one replica "
+        "after another; distribute the dataset with "
+        "last_batch='pad', whose elements are (batch, mask), or with 'drop', to keep every step compiled",
+        name,
+    )
 
 
 def evened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -1,10 +1,17 @@
-"""Log messages about compiled functions that are traced often, or that run eagerly for a batch."""
+"""Log messages about compiled functions that are traced again: why, and how often."""
 
 from __future__ import annotations
 
 import logging
-import os
-from typing import Final
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Final
+
+import jax
+
+from mirrored.values import structures
+
+if TYPE_CHECKING:
+    from mirrored.compilation.signature import Arguments, Surroundings
 
 _MANY_RETRACES: Final = 5
 _MANY = (
@@ -20,19 +27,47 @@ def log_retrace(reason: str, retraces: int) -> None:
     _log.log(level, "%s%s", reason, _MANY.format(retraces) if level > logging.INFO else "")
 
 
-def log_ragged(function: object, name: str) -> None:
-    """Logs the warning that a function runs eagerly, because its per-replica batches differ in shape.
+def difference(old: Arguments, around_old: Surroundings, new: Arguments, around_new: Surroundings) -> str:
+    """Describes, in one line, how a retraced call differs from an earlier one, in its arguments or surroundings."""
+    if old.treedef != new.treedef:
+        return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
+    paths = jax.tree_util.tree_flatten_with_path(
+        jax.tree_util.tree_unflatten(new.treedef, list(range(len(new.leaves)))), is_leaf=structures.is_leaf
+    )[0]
+    for (path, _), before, after, leaf in zip(paths, old.key[1:], new.key[1:], new.leaves, strict=True):
+        if before != after:
+            name = "argument " + "".join(str(key) for key in path[1:])
+            is_number = isinstance(leaf, (bool, int, float, complex))
+            hint = f"; a Python number is part of the program: pass jnp.asarray({leaf!r})" if is_number else ""
+            old_key, new_key = _described_key(before), _described_key(after)
+            if old_key == new_key:
+                return f"{name}, {new_key}, holds the values of other replicas"
+            return f"{name} changed from {old_key} to {new_key}{hint}"
+    return _difference_around(around_old, around_new)
 
-    Args:
-        function: The Python function; its place in the program is named if it is a lambda.
-        name: Its name.
-    """
-    code = getattr(function, "__code__", None)
-    if name == "<lambda>" and code is not None:
-        name = f"<lambda> ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-    _log.warning(
-        "%s got a batch whose per-replica batches differ in shape, so this step runs eagerly, one replica "
-        "after another; distribute the dataset with "
-        "last_batch='pad', whose elements are (batch, mask), or with 'drop', to keep every step compiled",
-        name,
-    )
+
+def _difference_around(old: Surroundings, new: Surroundings) -> str:
+    found = []
+    if old.strategies != new.strategies:
+        found.append("the surrounding strategy changed")
+    if old.is_cross_replica != new.is_cross_replica:
+        found.append(f"the call moved {'out of' if new.is_cross_replica else 'into'} a replica")
+    if old.settings != new.settings:
+        found.append("a JAX setting changed (precision, 64-bit mode, mesh, ...)")
+    if old.sizes != new.sizes:
+        found.append(_difference_of_sizes(dict(old.sizes), dict(new.sizes)))
+    return " and ".join(found)
+
+
+def _difference_of_sizes(old: dict[int, tuple[int, ...]], new: dict[int, tuple[int, ...]]) -> str:
+    for serial, shape in new.items():
+        if old.get(serial, shape) != shape:
+            return f"the shape of a variable changed from {old[serial]} to {shape}"
+    return "a variable whose shape can change was created or deleted"
+
+
+def _described_key(key: Hashable) -> str:
+    if isinstance(key, tuple) and len(key) == 4:
+        weakly = "weakly typed " if key[3] is True else ""
+        return f"{weakly}{key[2]}{list(key[1])}{' per replica' if hasattr(key[0], 'num_replicas') else ''}"
+    return repr(key[1]) if isinstance(key, tuple) and len(key) == 2 else repr(key)
