@@ -13,9 +13,9 @@ import jax
 from jax.extend.core import Literal, Primitive, Var, primitives
 
 from mirrored._jax.boxes import stop_gradient_p
+from mirrored._jax.custom_derivatives import bind_primitive
 from mirrored._jax.inlining import JaxprProgram
 from mirrored._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, is_inexact
-from mirrored._jax.local_collectives import bind_primitive
 from mirrored._jax.private import array as _array
 from mirrored.errors import TapeError
 

@@ -10,9 +10,9 @@ import jax
 from mirrored._jax import caches
 from mirrored._jax.boxes import another_object, while_p
 from mirrored._jax.closures import Lifted, custom_calls, depends_on_opaque, opaque_arrays, used_constants
+from mirrored._jax.custom_derivatives import fill_stores, reset_stores, stores_kept
 from mirrored._jax.inlining import as_function, program_of
 from mirrored._jax.jaxprs import ClosedJaxpr, aval_of, context_key, is_inexact
-from mirrored._jax.local_collectives import fill_stores, reset_stores, stores_kept
 from mirrored._jax.traces import Tracer, is_eval_below
 from mirrored._typing import Leaf
 from mirrored.tape import catalogue
@@ -21,8 +21,8 @@ from mirrored.tape.operation import Operation, linearize
 from mirrored.tape.record import FailedRecord, LinearPullbackRecord, PartialAliasRecord, PullbackRecord
 
 if TYPE_CHECKING:
+    from mirrored._jax.custom_derivatives import WrappedFun
     from mirrored._jax.jaxprs import Primitive
-    from mirrored._jax.local_collectives import WrappedFun
     from mirrored.tape.trace import TapeTrace
 
 

@@ -20,9 +20,9 @@ from mirrored._jax import caches
 from mirrored._jax.array_likes import registered_read
 from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of, stop_gradient_p
 from mirrored._jax.closures import custom_calls, embedded_arrays
+from mirrored._jax.custom_derivatives import binder, has_rule_of_jax, is_from_jax
 from mirrored._jax.inlining import program_of
 from mirrored._jax.jaxprs import aval_of
-from mirrored._jax.local_collectives import binder, has_rule_of_jax, is_from_jax
 from mirrored._jax.traces import Trace, is_eval, is_eval_below, put_trace, recording_parent, share_identity, swap_trace
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import jax
 
     from mirrored._jax.boxes import BoxTracer, ReadTracer
+    from mirrored._jax.custom_derivatives import WrappedFun
     from mirrored._jax.jaxprs import Primitive
-    from mirrored._jax.local_collectives import WrappedFun
     from mirrored.runtime.merge import Merge
     from mirrored.tape.record import Recorder
 
