@@ -62,7 +62,7 @@ jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpa
 import jax.numpy as jnp
 import training
 import mirrored as mr
-from mirrored._jax.dispatch import jit
+from mirrored._jax.as_written import jit
 
 def compiled(as_written):
     jax.clear_caches()

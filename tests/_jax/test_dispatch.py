@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import primitives
 
 from mirrored._jax import caches
 from mirrored._jax.dispatch import (
@@ -20,10 +19,8 @@ from mirrored._jax.dispatch import (
     adopt_thread_state,
     capture_thread_state,
     consume,
-    jit,
-    without_compiler_options,
 )
-from mirrored._jax.traces import eager, put_trace, swap_trace, trace_settings
+from mirrored._jax.traces import trace_settings
 
 # The cache miss of a jitted function
 
@@ -125,34 +122,6 @@ def test_donated_arguments_are_deleted_and_results_stored_in_one_call() -> None:
     assert argument.tolist() == [2.0, 2.0]
 
 
-class Noting(jax.core.Trace):
-    """A trace that notes the parameters of `jit`, and applies each primitive eagerly, as a tape does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.params: list[dict[str, object]] = []
-
-    def process_primitive(self, primitive, args, params, /):
-        self.params.append(params)
-        with eager():
-            return primitive.bind(*args, **params)
-
-
-def test_compiler_options_are_taken_out_of_the_parameters_of_jit() -> None:
-    trace, step = Noting(), jit(lambda x: x + 1.0, as_written=True)
-    before = swap_trace(trace)
-    try:
-        step(1.0)
-    finally:
-        put_trace(before)
-    (params,) = trace.params
-    assert params["compiler_options_kvs"], "the name of the parameter has changed"
-    inside = without_compiler_options(params)
-    assert jax.jit(lambda x: primitives.jit_p.bind(x, **inside)[0])(1.0) == 2.0
-    with pytest.raises(ValueError, match="compiler_options"):
-        jax.jit(lambda x: primitives.jit_p.bind(x, **params)[0])(1.0)
-
-
 # The state of a thread
 
 SETTINGS = {
@@ -207,15 +176,3 @@ def test_the_name_scope_is_part_of_the_state() -> None:
     in_scope, outside = jax.make_jaxpr(traced)(1.0).eqns
     assert str(in_scope.source_info.name_stack) == "outer"
     assert str(outside.source_info.name_stack) == ""
-
-
-@pytest.mark.parametrize(("flags", "level"), [("", 0), ("--xla_gpu_autotune_level=4", None)])
-def test_programs_compiled_as_written_are_not_autotuned_unless_xla_flags_say_so(flags, level, monkeypatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    given = {}
-    monkeypatch.setattr(jax, "jit", lambda function, **options: given.update(options))
-    jit(lambda x: x, as_written=True)
-    found = given["compiler_options"]
-    assert found.get("xla_gpu_autotune_level") == level
-    assert found["xla_gpu_deterministic_ops"]
-    assert {"cse", "dot-merger"} <= set(str(found["xla_disable_hlo_passes"]).split(","))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from mirrored._jax.dispatch import jit
+from mirrored._jax.as_written import jit
 from mirrored.collectives import CrossDeviceOps, Group
 from mirrored.topology.device_assignment import AXIS
 

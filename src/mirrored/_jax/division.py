@@ -29,7 +29,7 @@ _rule: Final[Any] = _lowerings[lax.div_p].rule
 
 
 def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
-    # The partitioner is set only while a program is compiled as written (`dispatch`).
+    # The partitioner is set only while a program is compiled as written (`as_written`).
     if not _config.use_shardy_partitioner.value:
         divisor = _own(divisor, len(ctx.avals_out[0].shape))
     return _rule(ctx, dividend, divisor, **params)

@@ -47,7 +47,7 @@ def _rounded(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any]:
         products = rule(ctx, *operands, **params)
-        # The partitioner is set only while a program is compiled as written (`dispatch`).
+        # The partitioner is set only while a program is compiled as written (`as_written`).
         is_as_written = not _config.use_shardy_partitioner.value
         if not is_as_written or tuple(ctx.platforms or ctx.module_context.platforms) != ("cpu",):
             return products

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from mirrored._jax.as_written import jit
 from mirrored._jax.boxes import is_live_box
-from mirrored._jax.dispatch import jit
 from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
 from mirrored._jax.traces import Tracer

@@ -16,8 +16,9 @@ import numpy as np
 
 from mirrored._jax import caches
 from mirrored._jax.arrays import as_array, has_host_dtype
+from mirrored._jax.as_written import jit
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.dispatch import dispatch_of, jit
+from mirrored._jax.dispatch import dispatch_of
 from mirrored._jax.inlining import (
     Staged,
     captured_arrays,

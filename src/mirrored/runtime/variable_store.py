@@ -186,7 +186,7 @@ class FunctionStore(VariableStore):
         captured: The variables that were read, each with its capture tracer, in order of first read.
         staged: The variables that were assigned, each with its newest value.
         new: The variables that were created during the trace.
-        as_written: Whether a run in the function must be compiled as written (see `mirrored._jax.dispatch`).
+        as_written: Whether a run in the function must be compiled as written (see `mirrored._jax.as_written`).
         device_assignment: The device assignment of a run in the function; None before the first run.
     """
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax.numpy as jnp
 
+from mirrored._jax.as_written import without_compiler_options
 from mirrored._jax.caches import for_this_trace
 from mirrored._jax.closures import custom_calls
-from mirrored._jax.dispatch import without_compiler_options
 from mirrored.tape.operation import Operation
 
 if TYPE_CHECKING:

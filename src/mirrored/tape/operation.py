@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
+from mirrored._jax.as_written import jit
 from mirrored._jax.boxes import STAND_INS, Array, Box
 from mirrored._jax.closures import CustomCalls, closed_over_inputs, embedded_tracers
-from mirrored._jax.dispatch import jit
 from mirrored._jax.inlining import JaxprProgram, program_of
 from mirrored._jax.jaxprs import aval_of, context_key, is_inexact, zero_tangent
 from mirrored._jax.traces import ShapedArray, current_trace
@@ -151,7 +151,7 @@ class Operation:
         function: A traceable function that takes arrays and returns a list of arrays.
         name: The name in messages and profiles.
         custom_calls: The kind of functions with custom derivative rules that it contains, if it is a traced program.
-        as_written: Whether it must be compiled as written (see `mirrored._jax.dispatch`), as a deterministic program.
+        as_written: Whether it must be compiled as written (see `mirrored._jax.as_written`), as a deterministic program.
 
     Attributes:
         jitted: `function` under `jax.jit`, created on first access. A compiled program never accesses it, and creating

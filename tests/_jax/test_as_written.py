@@ -13,9 +13,11 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import primitives
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from mirrored._jax.dispatch import jit
+from mirrored._jax.as_written import jit, without_compiler_options
+from mirrored._jax.traces import eager, put_trace, swap_trace
 
 SOURCE = str(pathlib.Path(__file__).parents[2] / "src")
 
@@ -128,7 +130,7 @@ def test_what_xla_logs_otherwise_is_as_before() -> None:
     code = """
 import jax, numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from mirrored._jax.dispatch import jit
+from mirrored._jax.as_written import jit
 jit(lambda x: x + 1, as_written=True)(1.0)
 mesh = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
 x = jax.device_put(np.ones(2, "f4"), NamedSharding(mesh, PartitionSpec("d")))
@@ -143,3 +145,43 @@ jax.jit(lambda x: x.sum())(x)
     )
     assert ended.returncode == 0, ended.stderr
     assert "GSPMD" in ended.stderr
+
+
+@pytest.mark.parametrize(("flags", "level"), [("", 0), ("--xla_gpu_autotune_level=4", None)])
+def test_programs_compiled_as_written_are_not_autotuned_unless_xla_flags_say_so(flags, level, monkeypatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    given = {}
+    monkeypatch.setattr(jax, "jit", lambda function, **options: given.update(options))
+    jit(lambda x: x, as_written=True)
+    found = given["compiler_options"]
+    assert found.get("xla_gpu_autotune_level") == level
+    assert found["xla_gpu_deterministic_ops"]
+    assert {"cse", "dot-merger"} <= set(str(found["xla_disable_hlo_passes"]).split(","))
+
+
+class Noting(jax.core.Trace):
+    """A trace that notes the parameters of `jit`, and applies each primitive eagerly, as a tape does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.params: list[dict[str, object]] = []
+
+    def process_primitive(self, primitive, args, params, /):
+        self.params.append(params)
+        with eager():
+            return primitive.bind(*args, **params)
+
+
+def test_compiler_options_are_taken_out_of_the_parameters_of_jit() -> None:
+    trace, step = Noting(), jit(lambda x: x + 1.0, as_written=True)
+    before = swap_trace(trace)
+    try:
+        step(1.0)
+    finally:
+        put_trace(before)
+    (params,) = trace.params
+    assert params["compiler_options_kvs"], "the name of the parameter has changed"
+    inside = without_compiler_options(params)
+    assert jax.jit(lambda x: primitives.jit_p.bind(x, **inside)[0])(1.0) == 2.0
+    with pytest.raises(ValueError, match="compiler_options"):
+        jax.jit(lambda x: primitives.jit_p.bind(x, **params)[0])(1.0)

@@ -1,0 +1,133 @@
+"""Compiles programs as written: XLA does not merge equal computations, so results are bit-identical.
+
+The number of users of a value determines which compiler rewrites apply to it: `a / broadcast(b)` becomes a product
+with 1 / b if the broadcast is the only user of b (`division` gives each division a divisor of its own). If equal
+computations of the virtual replicas of one device are merged, bits therefore depend on the number of replicas per
+device. Two parts of XLA merge them: the pass `cse`, and the round trip through Shardy, which merges constants and
+broadcast scalars and runs only for several devices *(seen in the passes' dumps: 64 broadcasts before Shardy, 50
+after)*. Such programs are therefore partitioned by GSPMD, and `cse` is disabled.
+
+On CPUs, LLVM would contract a product and a sum that XLA has put into one kernel. `products` excludes it.
+
+On CPUs, the pass `small-while-loop-hoisting` turns a small loop without collectives into one function, in which LLVM
+contracts products and sums across operations. The loop over the steps of one call has collectives only on several
+devices, so its bits would depend on the device assignment. This pass is disabled as well.
+
+XLA computes 16-bit floats in float32, and by default (`xla_allow_excess_precision`) omits the rounding between two
+operations that it fuses. Such programs round after every operation.
+
+On GPUs, the pass `dot-merger` merges the matrix products of a device's replicas that share an operand, such as a
+weight, into one product of another shape, for which XLA selects another kernel. It is disabled. Autotuning selects
+kernels by measured times, which differ between processes, so it is off as well, unless `XLA_FLAGS` sets its level.
+Some kernels, such as scatter-adds with atomic operations, are not reproducible; `xla_gpu_deterministic_ops` excludes
+them. With this option XLA fails for several fused attentions of cuDNN; `fused_attention` prevents it. Fusion remains:
+a reduction's order of sums depends on the operations that are fused into it, and these are the same for each replica,
+because the boundaries in `mirrored.collectives.summation` keep out whatever replicas share.
+
+Supports JAX 0.10 to 0.12, where GSPMD is deprecated. XLA logs a warning for every such program, which is silenced
+around the call. A JAX version without GSPMD needs another method; the probe test will fail there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import jax
+
+from mirrored._jax.division import connect_division
+from mirrored._jax.fused_attention import connect_fused_attention, deterministic_attention
+from mirrored._jax.private import config as _config
+from mirrored._jax.private import lib_utils as _logging
+from mirrored._jax.products import connect_products
+
+connect_division()
+connect_products()
+connect_fused_attention()
+
+_COMPILER_OPTIONS: Final = "compiler_options_kvs"
+_AUTOTUNING: Final = "xla_gpu_autotune_level"
+_AS_WRITTEN: Final[Mapping[str, str | bool | int]] = {
+    "xla_disable_hlo_passes": "cse,small-while-loop-hoisting,dot-merger",
+    "xla_allow_excess_precision": False,
+    "xla_gpu_deterministic_ops": True,
+    _AUTOTUNING: 0,
+}
+_LEVELS = {"INFO": 0, "DEBUG": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 3}
+_ONLY_ERRORS = 2
+
+
+def _as_written() -> dict[str, str | bool | int]:
+    left = {_AUTOTUNING} if _AUTOTUNING in os.environ.get("XLA_FLAGS", "") else set()
+    return {name: value for name, value in _AS_WRITTEN.items() if name not in left}
+
+
+class AsWritten:
+    """A `jax.jit` function compiled without the XLA passes that make results depend on the number of devices.
+
+    Args:
+        function: The function. As with `jax.jit`, it is traced at the first call.
+        options: Options of `jax.jit`.
+
+    Attributes:
+        jitted: The result of `jax.jit`.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.jitted = jax.jit(function, compiler_options=_as_written(), **options)
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the function. Compiles it first if necessary."""
+        with partitioned_unmerged():
+            return self.jitted(*args)
+
+    def lower(self, *args: Any) -> Any:
+        """Lowers the function to StableHLO for the given arguments, like `lower` of a `jax.jit` function."""
+        with partitioned_unmerged():
+            return _Lowered(self.jitted.lower(*args))
+
+
+class _Lowered:
+    """A lowering whose `compile` uses the same compiler settings as the call. Other attributes are forwarded."""
+
+    def __init__(self, lowered: jax.stages.Lowered) -> None:
+        self._lowered = lowered
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        with partitioned_unmerged():
+            return self._lowered.compile(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)
+
+
+def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
+    """Returns a `jit` equation's parameters without compiler options, which JAX refuses in a nested `jit`."""
+    return {**params, _COMPILER_OPTIONS: ()} if params.get(_COMPILER_OPTIONS) else params
+
+
+def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:
+    """Returns `jax.jit(function)`; if `as_written`, compiled so that results do not depend on the number of devices."""
+    return AsWritten(function, **options) if as_written else jax.jit(function, **options)
+
+
+@contextmanager
+def partitioned_unmerged() -> Iterator[None]:
+    """Sets the partitioner and the attentions of a program that is compiled as written, in a ``with`` block."""
+    _logging.absl_set_min_log_level(max(_ONLY_ERRORS, _level()))
+    try:
+        with _config.use_shardy_partitioner(False), deterministic_attention():
+            yield
+    finally:
+        _logging.absl_set_min_log_level(_level())
+
+
+def _level() -> int:
+    """Returns XLA's minimum log level, from JAX's configuration or else from the environment."""
+    level = getattr(jax.config, "jax_logging_level", None)
+    if level in _LEVELS:
+        return _LEVELS[level]
+    value = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")
+    return int(value) if value.isdigit() else 1
