@@ -15,7 +15,7 @@ from mirrored.compilation.frozen_state import PythonState, drawing, exhausted, i
 from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
-from mirrored.compilation.ragged import checked_call, log_ragged, undone_after_errors
+from mirrored.compilation.ragged import checked_call, log_ragged
 from mirrored.compilation.retraces import difference, log_retrace
 from mirrored.compilation.rewinding import Names
 from mirrored.compilation.scan import stacked_steps
@@ -36,7 +36,7 @@ from mirrored.runtime.element_draws import DrewWhileTracing, element_draws
 from mirrored.runtime.entry_point import entry_point
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedAsPython, IteratedWhileTracing
 from mirrored.variables.creation import constructor_calls
-from mirrored.variables.state_lock import tracing, without_turns
+from mirrored.variables.state_lock import in_turn_or_undone, tracing, without_turns
 from mirrored.variables.storage import sizes_of_resizables
 
 if TYPE_CHECKING:
@@ -315,12 +315,10 @@ class Function(Code):
             log_ragged(self.python_function, self._name)
         call = self._as_python
         if self._is_checked or self._programs:
-            return undone_after_errors(lambda: call(*args, **kwargs))
+            return in_turn_or_undone(lambda: call(*args, **kwargs))
         self._is_checked = True
         try:
-            return undone_after_errors(
-                lambda: checked_call(self, self._name, call, args, kwargs, here.device_assignment)
-            )
+            return in_turn_or_undone(lambda: checked_call(self, self._name, call, args, kwargs, here.device_assignment))
         except BaseException:
             self._is_checked = False
             raise

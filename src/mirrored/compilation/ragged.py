@@ -21,7 +21,7 @@ from mirrored.runtime.closure_key import code_of
 from mirrored.runtime.hooks import Driver
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
-from mirrored.variables.state_lock import or_undone, tracing, turn, without_turns
+from mirrored.variables.state_lock import tracing, without_turns
 
 if TYPE_CHECKING:
     from mirrored.compilation.function import Function
@@ -209,12 +209,3 @@ def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], 
     finally:
         python_state.rewind()
         names.rewind()
-
-
-def undone_after_errors(call: Callable[[], T]) -> T:
-    """Calls a function eagerly; if it raises an exception, all variables keep their values, as in compiled calls.
-
-    They include those assigned outside of `Strategy.run`.
-    """
-    with turn():
-        return or_undone(call)

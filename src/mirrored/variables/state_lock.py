@@ -280,6 +280,16 @@ def or_undone(call: Callable[[], T]) -> T:
 guard_storage(or_undone)
 
 
+def in_turn_or_undone(call: Callable[[], T]) -> T:
+    """Calls a function with the assignment lock (`turn`) held; after an exception, restores the assigned variables.
+
+    Eager calls of compiled functions thus keep all values after an error, as compiled calls do, also those of variables
+    that are assigned outside of `Strategy.run`.
+    """
+    with turn():
+        return or_undone(call)
+
+
 @contextmanager
 def apart() -> Iterator[None]:
     """Stores assignments in a ``with`` block at once and permanently, also inside `or_undone` and `together`."""
