@@ -1,4 +1,6 @@
-"""Compiles programs as written: XLA does not merge equal computations, so results are bit-identical.
+"""Compiles programs as written: XLA does not merge equal computations.
+
+This is one of the conditions for bit-identical results; `collectives.fixed_order_tree.OrderedTree` has the others.
 
 The number of users of a value determines which compiler rewrites apply to it: `a / broadcast(b)` becomes a product
 with 1 / b if the broadcast is the only user of b (`division` gives each division a divisor of its own). If equal

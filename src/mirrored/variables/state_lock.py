@@ -13,8 +13,8 @@ results are stored, the variables hold deleted buffers. Three kinds of code must
 
   1. It registers. If it hands out the value, it marks the variable as shared; if it copies the value to the host, it
      adds the variable to `state.reading`.
-  2. It checks that no step is in progress (`state.step`), and that none has ended since it began (`state.version`). If
-     one has, it waits for `lock` and starts again.
+  2. It checks that no step is in progress (`state.step`), and that no value has been replaced since it began
+     (`state.version`). Otherwise it waits for `lock` and starts again.
 
   A step has the same order: it registers itself in `state.step`, then looks at the registrations of readers, and
   donates copies of those variables' buffers, so that readers keep the originals. Since both register before they check,
