@@ -12,7 +12,7 @@ import pytest
 
 from interrupts import TooSlowError, each_place
 from mirrored import _threads
-from mirrored._jax.dispatch import DispatchJob, capture_thread_state
+from mirrored._jax.dispatch import DispatchJob, capture_thread_settings
 from mirrored.checkpoint.writing import Writer
 from mirrored.data.feed import Feed, FeedItem, InputStats
 from mirrored.runtime.ambient import ambient
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    capture_thread_state()  # the first call searches all modules
+    capture_thread_settings()  # the first call searches all modules
     before = set(threading.enumerate())
     yield
     end = time.monotonic() + 10

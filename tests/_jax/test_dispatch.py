@@ -16,8 +16,8 @@ from mirrored._jax import caches
 from mirrored._jax.dispatch import (
     Dispatch,
     DispatchJob,
-    adopt_thread_state,
-    capture_thread_state,
+    adopt_thread_settings,
+    capture_thread_settings,
     consume,
 )
 from mirrored._jax.traces import trace_settings
@@ -148,11 +148,11 @@ def in_thread(function):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_thread_that_adopts_the_state_traces_alike(name: str) -> None:
     with SETTINGS[name]():
-        here, state = trace_settings(), capture_thread_state()
+        here, state = trace_settings(), capture_thread_settings()
 
         def adopted():
-            adopt_thread_state(state)
-            return trace_settings(), capture_thread_state()
+            adopt_thread_settings(state)
+            return trace_settings(), capture_thread_settings()
 
         assert in_thread(adopted) == (here, state), "replica threads compute under other settings than their caller"
 
@@ -165,10 +165,10 @@ def test_a_new_thread_has_none_of_it() -> None:
 def test_the_name_scope_is_part_of_the_state() -> None:
     def traced(x):
         with jax.named_scope("outer"):
-            state = capture_thread_state()
+            state = capture_thread_settings()
 
         def adopted():
-            adopt_thread_state(state)
+            adopt_thread_settings(state)
             return x + 1.0
 
         return in_thread(adopted) * 2.0

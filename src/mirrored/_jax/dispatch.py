@@ -32,8 +32,9 @@ from mirrored._threads import Claim, is_refusal, start
 #   no Python code.
 # - On a cache miss (the first call, another sharding, another setting) JAX traces, compiles and executes in Python.
 #   That part runs in a separate thread, which receives neither signals nor exceptions that are injected into the
-#   caller. The caller waits for it, and defers an exception that interrupts the wait. If Python cannot start another
-#   thread, that part runs in the caller, unprotected.
+#   caller. It evaluates the jaxpr of the user's function, which was traced before, in the caller. The caller waits for
+#   it, and defers an exception that interrupts the wait. If Python cannot start another thread, that part runs in the
+#   caller, unprotected.
 #
 # Supports JAX 0.10 to 0.12: `PjitFunction.__getstate__` and `__setstate__`, with the entry ``cache_miss``.
 
@@ -63,7 +64,7 @@ class DispatchJob:
         # leave its lock held, which `set` needs.
         self._running = threading.Lock()
         self._running.acquire()
-        self._state = capture_thread_state()
+        self._state = capture_thread_settings()
         run = contextvars.copy_context().run
         self._thread = threading.Thread(target=run, args=(self._main,), name="mirrored-dispatch", daemon=True)
 
@@ -97,7 +98,7 @@ class DispatchJob:
             return
         function, args, kwargs = self._call
         try:
-            adopt_thread_state(self._state)
+            adopt_thread_settings(self._state)
             self.result = function(*args, **kwargs)
         except BaseException as error:
             self.error = error
@@ -217,7 +218,7 @@ _states = _States()
 
 
 @dataclasses.dataclass(frozen=True)
-class ThreadState:
+class ThreadSettings:
     """A snapshot of one thread's JAX settings and context, to be applied in another thread."""
 
     values: tuple[tuple[Any, Any], ...]
@@ -225,15 +226,15 @@ class ThreadState:
     source_context: Any
 
 
-def capture_thread_state() -> ThreadState:
-    """Returns a snapshot of this thread's JAX settings and context, for `adopt_thread_state`."""
+def capture_thread_settings() -> ThreadSettings:
+    """Returns a snapshot of this thread's JAX settings and context, for `adopt_thread_settings`."""
     values = tuple((state, local) for state in _states.all() if (local := state.get_local()) is not _ext.unset)
     resources = _mesh.thread_resources
-    return ThreadState(values, (list(resources.stack), resources.env), _source_info._source_info_context.context)
+    return ThreadSettings(values, (list(resources.stack), resources.env), _source_info._source_info_context.context)
 
 
-def adopt_thread_state(state: ThreadState) -> None:
-    """Sets the JAX settings and context of this new thread to the values that `capture_thread_state` returned."""
+def adopt_thread_settings(state: ThreadSettings) -> None:
+    """Sets the JAX settings and context of this new thread to the values that `capture_thread_settings` returned."""
     for holder, value in state.values:
         holder.set_local(value)
     resources = _mesh.thread_resources

@@ -66,7 +66,7 @@ def is_eval(trace: object) -> bool:
     return trace is None or isinstance(trace, _core.EvalTrace)
 
 
-def recording_parent(trace: Any) -> Any:
+def trace_below_tapes(trace: Any) -> Any:
     """Returns the nearest JAX trace, from `trace` outwards, that does not belong to a gradient tape."""
     while hasattr(trace, "process_merge"):
         trace = trace.parent
@@ -98,7 +98,7 @@ def swap_trace(trace: Trace | None) -> Any:
 put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 
 
-class ThreadState(NamedTuple):
+class TraceState(NamedTuple):
     """JAX's state of a thread: the current trace, the axis environment, and the tracing-cache tokens of `caches`."""
 
     trace: Any  # JAX exports neither type
@@ -107,7 +107,7 @@ class ThreadState(NamedTuple):
     replica_token: Hashable
 
 
-def thread_state() -> ThreadState:
+def thread_state() -> TraceState:
     """Returns JAX's state of this thread, for `restore_thread_state`.
 
     JAX has no current trace while it applies a primitive. An exception that interrupts it there, such as Ctrl-C, can
@@ -117,10 +117,10 @@ def thread_state() -> ThreadState:
     context = _core.trace_ctx
     if context.trace is None:
         context.reset()
-    return ThreadState(context.trace, context.axis_env, caches.holder.value, caches.replica_holder.value)
+    return TraceState(context.trace, context.axis_env, caches.holder.value, caches.replica_holder.value)
 
 
-def restore_thread_state(saved: ThreadState) -> None:
+def restore_thread_state(saved: TraceState) -> None:
     """Restores the thread state that `thread_state` returned, except the tracing-cache token of a trace."""
     _core.trace_ctx.set_trace(saved.trace)
     _core.trace_ctx.set_axis_env(saved.axis_env)

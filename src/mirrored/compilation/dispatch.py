@@ -40,10 +40,9 @@ class DonatingSteps:
     a thread is copying it to the host (`state.reading`), the step puts a copy into the variable and donates that.
 
     Dispatching deletes the donated buffers, so an exception between the dispatch and the assignment of the results
-    would lose the variables' values. CPython runs signal handlers and raises injected exceptions only in Python
-    bytecode, never inside a C call that runs no Python code. The step is therefore one C call: it consumes a chain of C
-    iterators that dispatches the program, records its results, and stores the new values of variables. Python code that
-    has to run (on a cache miss) runs in another thread (details in `mirrored._jax.dispatch`).
+    would lose the variables' values. The step is therefore one C call, which no signal handler interrupts (the reason
+    is in `mirrored._jax.dispatch`): it consumes a chain of C iterators that dispatches the program, records its
+    results, and stores the new values of variables.
     `mirrored.variables.state_lock` explains how other threads are kept from reading deleted buffers.
 
     Args:
@@ -101,7 +100,7 @@ class DonatingSteps:
         if state.step is not step or state.version != version:
             state.step = None
             return False
-        deque(run, 0)
+        deque(run, 0)  # not `consume`: Python runs signal handlers where it enters a function
         return True
 
     def _copy_shared(self, args: list[Any]) -> None:
@@ -147,7 +146,7 @@ class DonatingStep:
         steps, job = self._steps, self._steps.dispatch.job
         if job is not None and not self.results:
             job.settle()
-            if job.result is not None:
+            if job.result is not None:  # the outputs, and JAX's data for the fast path
                 self.results += job.result[0]
         if self.results:
             consume(storing(steps._attributes, self.results))

@@ -196,14 +196,14 @@ class Program:
         # A callback may fail in the middle of the program, and may read variables. The variables' old buffers must
         # survive until then, so a program with callbacks donates none.
         self._donated = carried if self._donate and not self._synchronous else []
-        self._keeps = bool(assigned) and not self._donate and not self._synchronous
+        self._keeps_old = bool(assigned) and not self._donate and not self._synchronous
         donated_ids = {id(variable) for variable in self._donated}
         needed = {id(v): v for v in (*read, *carried)}
-        self._kept = [v for v in needed.values() if id(v) not in donated_ids]
+        self._not_donated = [v for v in needed.values() if id(v) not in donated_ids]
         self._assigned = tuple(assigned)
         self._outer = [c for c in staged.constants if _is_outer(c)]
         self._token = not any(result.is_array for result in self._results)
-        places = {id(v): i for i, v in enumerate([*self._donated, *self._kept])}
+        places = {id(v): i for i, v in enumerate([*self._donated, *self._not_donated])}
         num_state, num_outer, token = len(places), len(self._outer), self._token
         sources = [places.get(id(c.source)) if isinstance(c, CaptureTracer) else None for c in staged.constants]
 
@@ -236,7 +236,7 @@ class Program:
         self._several = several_processes(self._store, (*assigned, *read))
         self._digest = "" if self._several is None else digest_of(staged.jaxpr, staged.constants)
         captured = [] if self._several is None else captured_arrays(staged.jaxpr, staged.constants)
-        self._met = WorkerArguments(self._name, captured, (*self._donated, *self._kept))
+        self._met = WorkerArguments(self._name, captured, (*self._donated, *self._not_donated))
         rest = [_sharding(self._several, result.is_per_replica) for result in self._results if result.is_array]
         rest += [None] * token
         pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
@@ -260,9 +260,9 @@ class Program:
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """Lowers the program for the given arrays with JAX, to inspect its HLO."""
-        settle_all((*self._donated, *self._kept))
+        settle_all((*self._donated, *self._not_donated))
         with lock:
-            values = [variable.borrowed() for variable in (*self._donated, *self._kept)]
+            values = [variable.borrowed() for variable in (*self._donated, *self._not_donated)]
             return self._jitted.lower(*values, *self._outer, *arrays)
 
     def __call__(self, arrays: Sequence[Any], arguments: Arguments | None = None) -> Any:
@@ -280,7 +280,7 @@ class Program:
             return self._call_recorded(arrays, arguments or self._arguments)
         if state.calls_back or withheld:
             refuse_callbacks(self._name)
-            settle_all((*self._donated, *self._kept))
+            settle_all((*self._donated, *self._not_donated))
             for variable in self._assigned:
                 variable.before_write()
         try:
@@ -292,8 +292,8 @@ class Program:
         except jax.errors.JaxRuntimeError as error:
             dispatch.forget()
             # Only errors of the program are handled. After Ctrl-C the step has succeeded, and its values are stored.
-            lose_failed((*self._donated, *self._kept), error, waits=self._several is None)
-            for variable in self._kept:
+            lose_failed((*self._donated, *self._not_donated), error, waits=self._several is None)
+            for variable in self._not_donated:
                 if variable.is_lost:  # its own step has failed before, and this one has only read it
                     variable.stored()
             raise
@@ -310,7 +310,7 @@ class Program:
                 note_former(self._assigned)
             if self._several is not None:
                 arrays = self._met.arguments(arrays, self._several, self._digest)
-            rest = [variable.borrowed() for variable in self._kept] + self._outer
+            rest = [variable.borrowed() for variable in self._not_donated] + self._outer
             rest += arrays
             try:
                 if self._donating is None:
@@ -336,8 +336,8 @@ class Program:
         return outs
 
     def _store_new(self, outs: Sequence[Any]) -> None:
-        """Stores the new values of variables; if `_keeps`, keeps the old ones until the step has succeeded."""
-        if self._keeps and not isinstance(outs[-1], Tracer):
+        """Stores the new values of variables; if `_keeps_old`, keeps the old ones until the step has succeeded."""
+        if self._keeps_old and not isinstance(outs[-1], Tracer):
             note_step(self._assigned, outs, outs[-1], waits=self._several is None)
         store_all(self._assigned, outs)
 
@@ -353,7 +353,7 @@ class Program:
         if (rereads or self._store.as_written) and not self._store.under_tape:
             return self._under_tape(arguments)._call_recorded(arrays, arguments)
         with turn() if self._assigned else nullcontext():
-            values = [_announced(variable) for variable in (*self._donated, *self._kept)]
+            values = [_announced(variable) for variable in (*self._donated, *self._not_donated)]
             for variable in self._assigned:
                 variable.check_assignable("function")
             payloads = [payload_of(array) for array in arrays]
@@ -390,7 +390,7 @@ class Program:
                 make = functools.partial(Program, donate=False, steps=self._steps, under_tape=True)
                 self._recorded = without_turns(lambda: make(function, arguments))
                 # As in calls without a tape: a program that donates keeps no old values, at its user's choice.
-                self._recorded._keeps = self._keeps
+                self._recorded._keeps_old = self._keeps_old
         return self._recorded
 
     def _wrapped(self, arrays: Sequence[Any]) -> Any:

@@ -6,7 +6,7 @@ import contextvars
 import threading
 from collections.abc import Callable
 
-from mirrored._jax.dispatch import adopt_thread_state, capture_thread_state
+from mirrored._jax.dispatch import adopt_thread_settings, capture_thread_settings
 from mirrored._jax.traces import eager
 
 
@@ -23,7 +23,7 @@ class Settings:
 
     def __init__(self) -> None:
         with eager():
-            self._state = capture_thread_state()
+            self._state = capture_thread_settings()
         self._context = contextvars.copy_context()
         self._adopted = threading.local()
         self.reader = threading.get_ident()
@@ -33,11 +33,11 @@ class Settings:
         if threading.get_ident() == self.reader or hasattr(self._adopted, "is_done"):
             return
         self._adopted.is_done = True
-        adopt_thread_state(self._state)
+        adopt_thread_settings(self._state)
         for variable, value in self._context.items():
             variable.set(value)
 
     def run(self, function: Callable[[], None]) -> None:
         """Calls a function in the current thread, which is new, with the settings and the context variables."""
-        adopt_thread_state(self._state)
+        adopt_thread_settings(self._state)
         self._context.run(function)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mirrored._jax import arrays
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.traces import current_trace, is_eval, recording_parent
+from mirrored._jax.traces import current_trace, is_eval, trace_below_tapes
 from mirrored._jax.trees import is_same_place, positions_in_order
 from mirrored._typing import Operand, PyTree
 from mirrored.collectives.host_allgather import host_allgather
@@ -353,7 +353,7 @@ def note_summed(called: str, gradients: Sequence[Any]) -> None:
     under a transform, where replicas cannot wait for each other.
     """
     runner = ambient().runner
-    if runner is None or is_eval(current_trace()) or recording_parent(current_trace()) is not runner.base_trace:
+    if runner is None or is_eval(current_trace()) or trace_below_tapes(current_trace()) is not runner.base_trace:
         return
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from mirrored._jax import caches
-from mirrored._jax.dispatch import ThreadState, adopt_thread_state, capture_thread_state
+from mirrored._jax.dispatch import ThreadSettings, adopt_thread_settings, capture_thread_settings
 from mirrored._threads import Claim, start
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import Ambient, entered
@@ -72,7 +72,7 @@ class _Replica:
         index: int,
         body: Callable[[], Any],
         context: Ambient,
-        state: ThreadState,
+        state: ThreadSettings,
         adopt: Sequence[Callable[[], None]],
     ) -> None:
         self.index = index
@@ -110,7 +110,7 @@ class _Replica:
         _current.replica = self
         try:
             if not self._unwinding:
-                adopt_thread_state(self._state)
+                adopt_thread_settings(self._state)
                 for adopt in self._adopt:
                     adopt()
                 with entered(self._context):
@@ -211,7 +211,7 @@ class LockStep:
             MergeError: The replicas call different merges or different numbers of merges, differ in an argument that
                 must be equal (whose `Given` can name another class of error), or in the number of recording tapes.
         """
-        state = capture_thread_state()
+        state = capture_thread_settings()
         adopt = [carrier() for carrier in _carriers]
         self._replicas = [
             _Replica(index, body, context, state, adopt)

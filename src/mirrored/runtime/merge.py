@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from mirrored._jax.traces import current_trace, is_eval, recording_parent
+from mirrored._jax.traces import current_trace, is_eval, trace_below_tapes
 from mirrored.errors import MergeError, MirroredError
 from mirrored.runtime.ambient import ambient
 
@@ -121,7 +121,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     if merge.nested is None and is_outside(runner):
         return list(runner.run_merge(merge, payload))
     if runner.in_place:
-        if recording_parent(current_trace()) is runner.base_trace:
+        if trace_below_tapes(current_trace()) is runner.base_trace:
             return list(runner.run_merge(merge, payload))
         if merge.nested is None:
             raise refused(merge)
@@ -129,7 +129,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     trace = current_trace()
     if trace is runner.base_trace:
         return list(runner.run_merge(merge, payload))
-    if isinstance(trace, RecordsMerges) and (merge.nested is None or recording_parent(trace) is runner.base_trace):
+    if isinstance(trace, RecordsMerges) and (merge.nested is None or trace_below_tapes(trace) is runner.base_trace):
         return trace.process_merge(merge, payload)
     if merge.nested is None:
         raise refused(merge)
@@ -140,7 +140,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
 
 def is_outside(runner: ReplicaRunner) -> bool:
     """Returns whether the caller computes eagerly although `run` is traced, as in a `tf.init_scope` block."""
-    return is_eval(current_trace()) and not is_eval(recording_parent(runner.base_trace))
+    return is_eval(current_trace()) and not is_eval(trace_below_tapes(runner.base_trace))
 
 
 _UNDER_TRANSFORM: Final = "it was called under a JAX transform inside the replica function"
@@ -169,7 +169,7 @@ def runs_in_place() -> bool:
     Every collective and `merge_call` can be called directly in the replica function.
     """
     runner = ambient().runner
-    return runner is not None and recording_parent(current_trace()) is recording_parent(runner.base_trace)
+    return runner is not None and trace_below_tapes(current_trace()) is trace_below_tapes(runner.base_trace)
 
 
 # Atomic assignments: all variable assignments of a run or `merge_call` that raises an exception are undone.

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mirrored._jax import caches
-from mirrored._jax.traces import Tracer, current_trace, recording_parent
+from mirrored._jax.traces import Tracer, current_trace, trace_below_tapes
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import ReadListener, ambient
 from mirrored.runtime.overlay_store import OverlayStore
@@ -69,7 +69,7 @@ class ReplicaRunner(abc.ABC):
         Called when user code reads the replica id or the number of replicas, or calls a merge under a transform. The
         helper's trace then contains replica-specific constants, so JAX must not reuse it for other replicas.
         """
-        if not self.in_place and recording_parent(current_trace()) is not self.base_trace:
+        if not self.in_place and trace_below_tapes(current_trace()) is not self.base_trace:
             caches.tell_replicas_apart(self.trace_key(local))
 
     def note_summed(  # noqa: B027

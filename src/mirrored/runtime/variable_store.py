@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax import caches
-from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, recording_parent
+from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, trace_below_tapes
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
 from mirrored.runtime.staged_values import Captured, Created, Held, StagedAssignment, VariableLike, of_variable
@@ -113,7 +113,7 @@ class VariableStore(abc.ABC):
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
         """Returns a variable's value unchanged; records reads that are made under a nested JAX transform."""
-        trace = recording_parent(current_trace())
+        trace = trace_below_tapes(current_trace())
         if trace is not self.base_trace and trace is not getattr(ambient().store, "base_trace", None):
             caches.note_read()
         return value
@@ -319,7 +319,7 @@ class ReplicaStore(VariableStore):
         if whole is None:
             components = [self.local(variable, replica) for replica in range(self.num_local)]
             whole = self.join(variable, components, entry.where)
-            if not isinstance(whole, Tracer) or recording_parent(current_trace()) is self.base_trace:
+            if not isinstance(whole, Tracer) or trace_below_tapes(current_trace()) is self.base_trace:
                 entry.whole = whole  # a tracer of a jitted function, or of a loop body, is valid only there
         return self.reread(variable, whole, self.whole_before)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.arrays import as_array
-from mirrored._jax.traces import is_eval, recording_parent
+from mirrored._jax.traces import is_eval, trace_below_tapes
 from mirrored._jax.trees import Structure
 from mirrored._typing import PyTree
 from mirrored.collectives.algorithm import reduced_alone
@@ -382,7 +382,7 @@ def total_count(called: str, count: int | jax.Array, context: ReplicaContext) ->
     product replaces the all-reduce.
     """
     runner = ambient().runner
-    compiled = runner is not None and not is_eval(recording_parent(runner.base_trace))
+    compiled = runner is not None and not is_eval(trace_below_tapes(runner.base_trace))
     if compiled and isinstance(count, int):
         return count * context.num_replicas_in_sync
     local = jnp.asarray(count, jnp.result_type(float)) if isinstance(count, int) else count

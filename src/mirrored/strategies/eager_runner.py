@@ -18,7 +18,7 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.boxes import has_payload, payload_of
 from mirrored._jax.placement import movable
-from mirrored._jax.traces import Tracer, current_trace, is_differentiated, is_staging_above, recording_parent
+from mirrored._jax.traces import Tracer, current_trace, is_differentiated, is_staging_above, trace_below_tapes
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.reduce_op import log_label
@@ -228,7 +228,7 @@ class EagerRunner(ReplicaRunner):
         return self.device_assignment.num_replicas, self.device_assignment.addressable_replicas[local]
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        if is_staging_above(recording_parent(current_trace()), self.base_trace) and not is_outside(self):
+        if is_staging_above(trace_below_tapes(current_trace()), self.base_trace) and not is_outside(self):
             raise refused(merge)  # an assignment in `tf.recompute_grad`, whose trace is that of one replica
         try:
             return self._lockstep.run_merge(merge, payload)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax import caches
-from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, recording_parent
+from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, trace_below_tapes
 from mirrored._typing import Leaf
 from mirrored.analysis.loss_scale_check import Summed
 from mirrored.analysis.replication_check import Origin
@@ -170,7 +170,7 @@ class TracingRunner(ReplicaRunner):
             (merge.name, name, array) for name, array in merge.enclosed if isinstance(array, Tracer)
         ]
         if not self.in_place:
-            if recording_parent(current_trace()) is not self.base_trace and not is_outside(self):
+            if trace_below_tapes(current_trace()) is not self.base_trace and not is_outside(self):
                 raise refused(merge)  # an assignment in a branch or loop body, whose trace is that of one replica
             try:
                 return self._lockstep.run_merge(merge, payload)
@@ -252,7 +252,7 @@ class TracingRunner(ReplicaRunner):
 
     def _is_inside(self, tracer: Any) -> bool:
         # Includes values that a branch or a loop body inside the run has computed.
-        return is_staging_above(recording_parent(tracer._trace), self.base_trace) is not None
+        return is_staging_above(trace_below_tapes(tracer._trace), self.base_trace) is not None
 
     def _is_component(self, tracer: Any) -> bool:
         return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)

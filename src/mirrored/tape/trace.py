@@ -23,7 +23,7 @@ from mirrored._jax.closures import custom_calls, embedded_arrays
 from mirrored._jax.custom_derivatives import binder, has_rule_of_jax, is_from_jax
 from mirrored._jax.inlining import program_of
 from mirrored._jax.jaxprs import aval_of
-from mirrored._jax.traces import Trace, is_eval, is_eval_below, put_trace, recording_parent, share_identity, swap_trace
+from mirrored._jax.traces import Trace, is_eval, is_eval_below, put_trace, share_identity, swap_trace, trace_below_tapes
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
 from mirrored.tape.no_derivative import Key
@@ -123,7 +123,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             move = lambda *arrays: list(primitive.bind(*arrays, **moved))  # noqa: E731
             return calls.process(self, move, None, values, keys, watched, str(primitive))
         unrolled = calls.UNROLLED.get(primitive)
-        if unrolled is not None and is_eval(recording_parent(self.parent)):  # `lax.while_loop` in eager code
+        if unrolled is not None and is_eval(trace_below_tapes(self.parent)):  # `lax.while_loop` in eager code
             return unrolled(self, args, params)
         operation = catalogue.of_primitive(primitive, params)
         results = self.perform(operation, values, keys, watched)

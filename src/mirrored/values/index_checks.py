@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.traces import Tracer, current_trace, is_eval, recording_parent
+from mirrored._jax.traces import Tracer, current_trace, is_eval, trace_below_tapes
 from mirrored._typing import HostArray
 
 
@@ -21,7 +21,7 @@ def values_now(indices: jax.Array) -> HostArray | None:
     On other devices it returns None, too: the host would have to wait for the device. TensorFlow's operations on GPUs
     do not check indices, either.
     """
-    if not is_eval(recording_parent(current_trace())):
+    if not is_eval(trace_below_tapes(current_trace())):
         return None
     array = payload_of(indices)
     if isinstance(array, Tracer) or not isinstance(array, jax.Array) or not array.is_fully_addressable:

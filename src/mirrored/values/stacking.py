@@ -26,7 +26,7 @@ from mirrored._jax.traces import (
     current_trace,
     eager,
     is_eval_below,
-    recording_parent,
+    trace_below_tapes,
 )
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
@@ -225,7 +225,7 @@ def are_readable_here(components: Iterable[Leaf], stacked: Any) -> bool:
 def _is_readable_here(component: Leaf, stacked: Any) -> bool:
     if stacked is None or not isinstance(component, Tracer) or belongs_to(stacked, component._trace):
         return True
-    return belongs_to(component, recording_parent(current_trace()))
+    return belongs_to(component, trace_below_tapes(current_trace()))
 
 
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:

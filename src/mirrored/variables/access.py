@@ -14,7 +14,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import BOXES, payload_of
 from mirrored._jax.sequences import without_lists_of_arrays
 from mirrored._jax.source_lines import user_line
-from mirrored._jax.traces import Tracer, current_trace, is_eval, is_eval_below, recording_parent
+from mirrored._jax.traces import Tracer, current_trace, is_eval, is_eval_below, trace_below_tapes
 from mirrored._typing import Number, Operand
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.reduce_op import as_reduce_op
@@ -152,7 +152,7 @@ def check_readable(variable: Variable, store: VariableStore | None, here: Ambien
     """
     if here.listeners or (store is not None and store.captures):
         return
-    trace = recording_parent(current_trace())
+    trace = trace_below_tapes(current_trace())
     if is_eval(trace):
         return
     if not variable.trainable and variable.device_assignment is None and is_eval_below(trace):
@@ -168,7 +168,7 @@ def check_readable(variable: Variable, store: VariableStore | None, here: Ambien
 
 def check_writable(variable: Variable, store: VariableStore | None, called: str) -> None:
     """Raises an error if the caller is under a JAX transform, because the transform cannot record an assignment."""
-    _check_writable(variable, store, called, recording_parent(current_trace()))
+    _check_writable(variable, store, called, trace_below_tapes(current_trace()))
 
 
 def _check_writable(variable: Variable, store: VariableStore | None, called: str, trace: Any) -> None:
@@ -185,7 +185,7 @@ def _check_writable(variable: Variable, store: VariableStore | None, called: str
 
 
 def _transform() -> str:
-    return type(recording_parent(current_trace())).__name__.removesuffix("Trace")
+    return type(trace_below_tapes(current_trace())).__name__.removesuffix("Trace")
 
 
 # Reads
@@ -265,13 +265,13 @@ def operand_of(value: object) -> Any:
 @restoring
 def write(assignment: Assignment, value: object) -> Any:
     """Assigns a value according to the variable's synchronization and aggregation, and returns the new value."""
-    return _write(assignment, value, ambient(), recording_parent(current_trace()))
+    return _write(assignment, value, ambient(), trace_below_tapes(current_trace()))
 
 
 def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
     """Assigns each of several variables its own value, as `Variable.assign` does."""
     announce_write(variables)
-    here, where, trace = ambient(), user_line(), recording_parent(current_trace())
+    here, where, trace = ambient(), user_line(), trace_below_tapes(current_trace())
     for variable, value in zip(variables, map(operand_of, values), strict=True):
         _write(Assignment(variable, "assign", where, f"{variable.name}.assign", read_value=False), value, here, trace)
 

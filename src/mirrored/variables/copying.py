@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.traces import current_trace, eager, is_eval, recording_parent
+from mirrored._jax.traces import current_trace, eager, is_eval, trace_below_tapes
 from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables.storage import note_resizable
@@ -127,7 +127,7 @@ def _plain(kind: type[Variable], value: object, options: dict[str, Any]) -> Any:
 
 
 def _stored(variable: Any, called: str) -> Any:
-    if ambient().store is not None or not is_eval(recording_parent(current_trace())):
+    if ambient().store is not None or not is_eval(trace_below_tapes(current_trace())):
         raise ContextError(
             f"{called} of a Variable",
             found=f"variable {variable.name!r} was copied inside a run, a compiled function or a JAX transform",

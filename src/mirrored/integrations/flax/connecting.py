@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from mirrored._jax.traces import current_trace, recording_parent
+from mirrored._jax.traces import current_trace, trace_below_tapes
 from mirrored._typing import PyTree
 from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.extras import load
@@ -78,7 +78,7 @@ def _staging(check: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(check)
     def staging(self: Pytree, message: Callable[[], str]) -> None:
         store = ambient().store
-        if store is None or not store.captures or recording_parent(current_trace()) is not store.base_trace:
+        if store is None or not store.captures or trace_below_tapes(current_trace()) is not store.base_trace:
             renew(self)
             check(self, message)
 

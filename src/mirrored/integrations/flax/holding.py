@@ -22,8 +22,8 @@ from mirrored._jax.traces import (
     is_eval,
     is_eval_below,
     put_trace,
-    recording_parent,
     swap_trace,
+    trace_below_tapes,
 )
 from mirrored._typing import Array, HostArray
 from mirrored.errors import ContextError
@@ -93,7 +93,7 @@ def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(trace_state)
     def below() -> Any:
         trace = current_trace()
-        parent = recording_parent(trace)
+        parent = trace_below_tapes(trace)
         if parent is trace or parent is None:
             return _marked(trace_state(), trace)
         swap_trace(parent)
@@ -135,7 +135,7 @@ def renew(module: Pytree) -> None:
     if not getattr(trace_of_module(module), "of_function", False):
         return
     outside = here.store is None or not here.store.captures
-    if outside and is_eval(recording_parent(current_trace())) and not any(map(_is_traced, vars(module).values())):
+    if outside and is_eval(trace_below_tapes(current_trace())) and not any(map(_is_traced, vars(module).values())):
         move_to_current_trace(module)
 
 
@@ -207,7 +207,7 @@ def value_of(content: Variable | ReplicaKey) -> Any:
 
 def is_nested() -> bool:
     """Returns whether a JAX transform such as `jax.grad` is active, so that variables cannot be assigned."""
-    trace, store = recording_parent(current_trace()), ambient().store
+    trace, store = trace_below_tapes(current_trace()), ambient().store
     return trace is not store.base_trace if store is not None and store.captures else not is_eval(trace)
 
 
@@ -237,7 +237,7 @@ def adopt_made_in_scope(value: object) -> None:
         value: A module or an NNX variable. Variables that were created elsewhere, and other values, are left alone.
     """
     strategy = strategy_of_scope()
-    if strategy is None or not is_eval(recording_parent(current_trace())):
+    if strategy is None or not is_eval(trace_below_tapes(current_trace())):
         return
     for path, variable in variables_of(value):
         made_in = getattr(trace_of_variable(variable), "scope", None)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
-from mirrored._jax.traces import Tracer, current_trace, eager, recording_parent
+from mirrored._jax.traces import Tracer, current_trace, eager, trace_below_tapes
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.calls import converting_calls
@@ -192,7 +192,7 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _store(scope: StatelessScope, views: Mapping[int, Any]) -> ScopeStore:
-    return ScopeStore(scope, views, recording_parent(current_trace()))
+    return ScopeStore(scope, views, trace_below_tapes(current_trace()))
 
 
 def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,7 +222,7 @@ def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., An
 
         @functools.wraps(function)
         def with_store(*inner: Any, **named: Any) -> Any:
-            store.base_trace = recording_parent(current_trace())
+            store.base_trace = trace_below_tapes(current_trace())
             with within(store=store, listeners=(*ambient().listeners, store)), converting_calls():
                 return function(*inner, **named)
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.inlining import Staged, stage
-from mirrored._jax.traces import CaptureTracer, current_trace, recording_parent
+from mirrored._jax.traces import CaptureTracer, current_trace, trace_below_tapes
 from mirrored.runtime.ambient import ambient, announce_read, within
 from mirrored.runtime.staged_values import Bookkeeping, Held, VariableLike, of_variable
 from mirrored.runtime.variable_store import VariableStore, is_under_tape
@@ -189,7 +189,7 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
     def flat(*arrays: jax.Array) -> list[Any]:
         nonlocal count
         if store is not None:
-            store.base_trace = recording_parent(current_trace())
+            store.base_trace = trace_below_tapes(current_trace())
         results = list(function(*arrays))
         count = len(results)
         assigned = [] if store is None else [jnp.asarray(held.value) for held in store.staged.values()]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from mirrored._jax.traces import NotConstant, Tracer, current_trace, evaluate, is_eval, recording_parent
+from mirrored._jax.traces import NotConstant, Tracer, current_trace, evaluate, is_eval, trace_below_tapes
 from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
@@ -286,7 +286,7 @@ def _known_starts(starts: Sequence[Any]) -> list[int] | None:
 
 def _runs_now() -> bool:
     """Returns whether operations execute immediately, also under a tape: the host should not wait for their results."""
-    return is_eval(recording_parent(current_trace()))
+    return is_eval(trace_below_tapes(current_trace()))
 
 
 def _check_slice(shape: tuple[int, ...], begin: Sequence[int], size: Sequence[int]) -> None:

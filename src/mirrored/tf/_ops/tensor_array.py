@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.source_lines import user_line
-from mirrored._jax.traces import NotConstant, current_trace, is_eval, recording_parent
+from mirrored._jax.traces import NotConstant, current_trace, is_eval, trace_below_tapes
 from mirrored._typing import DTypeLike, Leaf, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
@@ -45,7 +45,7 @@ class _Options:
 
 def _is_traced() -> bool:
     """Returns whether code is being compiled; a gradient tape alone does not count."""
-    return not is_eval(recording_parent(current_trace()))
+    return not is_eval(trace_below_tapes(current_trace()))
 
 
 @jax.tree_util.register_pytree_node_class
