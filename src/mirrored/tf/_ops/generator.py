@@ -49,6 +49,14 @@ def _state_of(key: SupportsInt, counter: Operand, method: str) -> np.ndarray[Any
     return np.array([int(key) >> 32 & 0xFFFFFFFF, int(key) & 0xFFFFFFFF, word], np.uint32)
 
 
+def _check_algorithm(alg: object) -> None:
+    if isinstance(alg, str) and alg.lower() not in ("philox", "threefry", "auto_select"):
+        raise ValueError(
+            f"Argument `alg` got unsupported value {alg}. Supported values are philox, threefry and auto_select, which "
+            "all mean threefry here"
+        )
+
+
 def key_from_seed(seed: Operand) -> jax.Array:
     """Creates a JAX random key from the pair of integers that `stateless_*` functions take as `seed`."""
     words = as_tensor(seed)
@@ -86,7 +94,7 @@ class Generator:
     """
 
     def __init__(self, copy_from: Generator | None = None, state: Operand = None, alg: object = None) -> None:
-        del alg
+        _check_algorithm(alg)
         if copy_from is not None:
             state = copy_from.state.read_value()
         if state is None:
@@ -114,7 +122,7 @@ class Generator:
             key: An integer of at most 64 bits.
             counter: The number of draws so far, an integer of 32 bits; or a vector of words, the lowest one first, of
                 which only the first may be nonzero.
-            alg: Ignored.
+            alg: The name of an algorithm of TensorFlow; all are threefry here.
 
         Raises:
             InvalidArgumentError: The key or the counter is larger.

@@ -14,6 +14,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import next_key
 from mirrored.tf._ops.random_streams import initial_state, key_of
+from mirrored.tf._ops.samplers import drawn_in, unit_normal, unit_truncated_normal
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import register
 from mirrored.tf._tensors import as_tensor
@@ -115,7 +116,7 @@ class RandomNormal(Initializer):
         self._mean, self._stddev, self._seed = mean, stddev, seed
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-        return self._mean + self._stddev * jax.random.normal(_key(self._seed), shape, dtype)
+        return self._mean + self._stddev * unit_normal(_key(self._seed), shape, dtype)
 
 
 class TruncatedNormal(Initializer):
@@ -125,7 +126,7 @@ class TruncatedNormal(Initializer):
         self._mean, self._stddev, self._seed = mean, stddev, seed
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-        return self._mean + self._stddev * jax.random.truncated_normal(_key(self._seed), -2, 2, shape, dtype)
+        return self._mean + self._stddev * unit_truncated_normal(_key(self._seed), shape, dtype)
 
 
 class RandomUniform(Initializer):
@@ -162,10 +163,10 @@ class VarianceScaling(Initializer):
         how: Any = names.get(self._distribution, self._distribution)
         if len(shape) < 2:  # for a vector, TensorFlow sets fan_in = fan_out = length; JAX raises
             size = shape[0] if shape else 1
-            flat = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)(_key(self._seed), (size, 1), dtype)
-            return flat.reshape(shape)
+            make = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)
+            return make(_key(self._seed), (size, 1), drawn_in(dtype)).astype(dtype).reshape(shape)
         make = jax.nn.initializers.variance_scaling(self._scale, self._mode, how)  # type: ignore[arg-type]
-        return make(_key(self._seed), shape, dtype)
+        return make(_key(self._seed), shape, drawn_in(dtype)).astype(dtype)
 
 
 def _scaling(name: str, scale: float, mode: str, distribution: str) -> type[Initializer]:
@@ -195,7 +196,7 @@ class Orthogonal(Initializer):
         self._gain, self._seed = gain, seed
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-        return jax.nn.initializers.orthogonal(self._gain)(_key(self._seed), shape, dtype)
+        return jax.nn.initializers.orthogonal(self._gain)(_key(self._seed), shape, drawn_in(dtype)).astype(dtype)
 
 
 class Identity(Initializer):

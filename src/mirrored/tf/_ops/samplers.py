@@ -23,20 +23,33 @@ def _shape(shape: StaticInts, called: str) -> tuple[int, ...]:
     return static_ints(shape, called=f"tf.random.{called}", argument="shape")
 
 
+def drawn_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype in which to draw: float32 for 16 bits, in which JAX draws few values, whose mean is biased."""
+    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
+
+
+def unit_normal(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
+    """Returns samples of the standard normal distribution, drawn with a JAX key."""
+    return jax.random.normal(key, shape, drawn_in(dtype)).astype(dtype)
+
+
+def unit_truncated_normal(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
+    """Returns samples of the standard normal distribution truncated at -2 and 2, drawn with a JAX key."""
+    return jax.random.truncated_normal(key, -2.0, 2.0, shape, drawn_in(dtype)).astype(dtype)
+
+
 def normal(
     key: jax.Array, shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Returns samples of a normal distribution, drawn with a JAX key."""
-    unit = jax.random.normal(key, _shape(shape, "normal"), array_dtype(dtype))
-    return _scaled(unit, mean, stddev)
+    return _scaled(unit_normal(key, _shape(shape, "normal"), array_dtype(dtype)), mean, stddev)
 
 
 def truncated_normal(
     key: jax.Array, shape: StaticInts, mean: Operand = 0.0, stddev: Operand = 1.0, dtype: DTypeLike = "float32"
 ) -> jax.Array:
     """Returns samples of a normal distribution truncated at two standard deviations, drawn with a JAX key."""
-    unit = jax.random.truncated_normal(key, -2.0, 2.0, _shape(shape, "truncated_normal"), array_dtype(dtype))
-    return _scaled(unit, mean, stddev)
+    return _scaled(unit_truncated_normal(key, _shape(shape, "truncated_normal"), array_dtype(dtype)), mean, stddev)
 
 
 def _scaled(unit: jax.Array, mean: Operand, stddev: Operand) -> jax.Array:
@@ -137,7 +150,8 @@ def gamma(
     `shape` is that of the result, and includes that of the parameters.
     """
     wanted = array_dtype(dtype)
-    drawn = jax.random.gamma(key, as_tensor(alpha).astype(wanted), _shape(shape, "gamma"), wanted)
+    wide = drawn_in(wanted)
+    drawn = jax.random.gamma(key, as_tensor(alpha).astype(wide), _shape(shape, "gamma"), wide).astype(wanted)
     return drawn if beta is None else drawn / as_tensor(beta).astype(wanted)
 
 
