@@ -104,6 +104,23 @@ def stacked(value: Sequence[Any], dtype: DTypeLike | None = None) -> jax.Array:
     )
 
 
+def has_wide_items(value: object, array: np.ndarray[Any, Any]) -> bool:
+    """Returns whether a list has 64 bits because of arrays or integers of NumPy or JAX in it, not of Python numbers.
+
+    Such a list stays one of 64 bits: its dtype would otherwise depend on the values of its elements. `numpy.float64`
+    counts as a Python number, which it is, too.
+
+    Args:
+        value: Any value; only lists and tuples of numbers, arrays, and lists of them are examined.
+        array: The array that NumPy makes of it.
+    """
+    if array.dtype.itemsize < 8 or not isinstance(value, (list, tuple)):
+        return False
+    return any(
+        getattr(one, "dtype", None) == array.dtype and not isinstance(one, float | complex) for one in _flat(value)
+    )
+
+
 def _is_held(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     if array.dtype.kind not in "iu" or dtype.kind not in "iu" or not array.size:
         return True

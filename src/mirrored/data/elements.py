@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import aligned_empty, expose, frozen, owned, refuse_masked
+from mirrored._jax.sequences import has_wide_items
 from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import HostArray, PyTree
 from mirrored.errors import ArgumentError, StructureError
@@ -44,7 +45,7 @@ def as_element(value: PyTree, called: str, narrow: bool = True) -> Element:
     """Converts a value from user code to a dataset element (a pytree of NumPy arrays), without copying arrays.
 
     Arrays, numbers and lists become NumPy arrays. Python floats become float32 and ints int32, as in TensorFlow and
-    JAX; strings become UTF-8 bytes.
+    JAX, but lists that contain arrays of 64 bits keep them. Strings become UTF-8 bytes.
 
     Args:
         value: A pytree of arrays, numbers, lists and strings.
@@ -90,7 +91,7 @@ def _leaf(leaf: object, called: str, narrow: bool) -> Any:
         return leaf.encode()
     if isinstance(leaf, bool | int | float | complex | list):
         array = _array(leaf, called)
-        return narrowed(array) if narrow else array
+        return narrowed(array) if narrow and not has_wide_items(leaf, array) else array
     return _array(leaf, called)
 
 
@@ -420,6 +421,25 @@ def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
         if dtype.kind in "biu":
             return bool(np.all(cast == array))
         return bool(np.all(np.isfinite(cast) | ~np.isfinite(array)))
+
+
+def with_widths_of(before: Element, element: Element) -> Element:
+    """Casts each array of an element to the dtype that it has in another element, if that has more bits of its kind.
+
+    Numbers of Python, which get 32 bits, do not make a state of 64 bits narrower. Elements of another structure are
+    returned unchanged.
+    """
+    if isinstance(before, np.ndarray | np.generic):
+        return _with_width_of(before, element)
+    old: Any = jax.tree.structure(before)
+    return tree_map(_with_width_of, before, element) if old == jax.tree.structure(element) else element
+
+
+def _with_width_of(before: Any, leaf: Any) -> Any:
+    old, new = getattr(before, "dtype", None), getattr(leaf, "dtype", None)
+    if old is None or new is None or old == new or old.kind not in "iufc" or old.kind != new.kind:
+        return leaf
+    return leaf.astype(old) if old.itemsize > new.itemsize else leaf
 
 
 def first_lost(array: np.ndarray, dtype: np.dtype[Any]) -> Any:

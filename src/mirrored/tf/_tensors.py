@@ -6,6 +6,7 @@ keep their dtype as far as JAX has it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
@@ -16,7 +17,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array, fits
 from mirrored._jax.boxes import Array
-from mirrored._jax.sequences import OPERATORS, beside, common_dtype, stacked, with_sequences
+from mirrored._jax.sequences import OPERATORS, beside, common_dtype, has_wide_items, stacked, with_sequences
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
 from mirrored.patches import is_applied, replace
@@ -46,7 +47,8 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     if isinstance(value, jax.Array):
         return value
     if dtype is None and type(value) in _PYTHON_SCALARS and is_eager():
-        return jnp.array(value, _PYTHON_SCALARS[type(value)])  # takes half the time of the path through NumPy
+        with contextlib.suppress(OverflowError):  # an integer of more than 32 bits
+            return jnp.array(value, _PYTHON_SCALARS[type(value)])  # takes half the time of the path through NumPy
     if hasattr(type(value), "__jax_array__"):
         return value.__jax_array__()  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)) and _has_tensors(value):
@@ -78,7 +80,13 @@ def _host_array(value: Operand, dtype: DTypeLike | None) -> np.ndarray[Any, Any]
         return _checked_cast(array, array_dtype(dtype), from_python=not isinstance(value, (np.ndarray, np.generic)))
     if isinstance(value, (np.ndarray, np.generic)):
         return _narrowed(array, array_dtype(array.dtype))
-    return _narrowed(array, np.dtype(_PYTHON_DTYPES.get(array.dtype.name, array.dtype)))
+    return _narrowed(array, array_dtype(array.dtype) if has_wide_items(value, array) else _python_dtype(array))
+
+
+def _python_dtype(array: np.ndarray[Any, Any]) -> np.dtype[Any]:
+    """Returns the dtype of a tensor of Python numbers: 32 bits, or 64 for larger integers in JAX's 64-bit mode."""
+    dtype = np.dtype(_PYTHON_DTYPES.get(array.dtype.name, array.dtype))
+    return dtype if fits(array, dtype) else array_dtype(array.dtype)
 
 
 _PYTHON_SCALARS = {float: np.float32, int: np.int32, bool: np.bool_}

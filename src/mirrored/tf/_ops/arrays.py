@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
+from mirrored._jax.arrays import fits
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
 from mirrored.tf._dtypes import array_dtype
@@ -119,7 +120,8 @@ def range_(start: Operand, limit: Operand = None, delta: Operand = 1, dtype: DTy
 def _steps(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if dtype.kind in "iu":
         _require_whole(bounds, dtype)
-        return np.arange(*[one.item() for one in bounds]).astype(dtype)
+        integers = np.arange(*[one.item() for one in bounds])
+        return integers.astype(dtype) if fits(integers, dtype) else integers
     # In float32 as in TensorFlow: 3 / float32(0.00375) is 800, in float64 it is more, and the range has 801 elements.
     exact = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     start, stop, step = (one.astype(exact)[()] for one in bounds)
