@@ -11,6 +11,91 @@ import pytest
 import mirrored.tf as tf
 
 D = tf.data.Dataset
+STEP = 2**30
+SUMS = [STEP * (n + 1) for n in range(5)]
+
+STATES: dict[str, Callable[[], Any]] = {
+    "constant": lambda: tf.constant(0, tf.int64),
+    "zeros": lambda: tf.zeros([], tf.int64),
+    "cast": lambda: tf.cast(0, tf.int64),
+    "variable": lambda: tf.Variable(tf.constant(0, tf.int64)),
+    "numpy": lambda: np.int64(0),
+}
+states = pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+
+
+@states
+def test_reduce_does_not_wrap_around(state: Callable[[], Any]) -> None:
+    assert int(D.range(5).reduce(state(), lambda total, _: total + STEP)) == SUMS[-1]
+
+
+@states
+def test_reduce_of_a_structure_does_not_wrap_around(state: Callable[[], Any]) -> None:
+    found = D.range(5).reduce(
+        {"sum": state(), "parts": (state(), [state(), state()])},
+        lambda s, _: {"sum": s["sum"] + STEP, "parts": (s["parts"][0] - STEP, s["parts"][1] + STEP)},
+    )
+    assert int(found["sum"]) == SUMS[-1]
+    assert int(found["parts"][0]) == -SUMS[-1]
+    assert np.asarray(found["parts"][1]).tolist() == [SUMS[-1]] * 2
+
+
+@states
+def test_scan_keeps_64_bits(state: Callable[[], Any]) -> None:
+    steps = D.from_tensor_slices(np.full(5, STEP, np.int64))
+    assert [int(x) for x in steps.scan(state(), lambda s, x: (s + x, s + x))] == SUMS
+    assert [int(x) for x in D.range(5).scan(state(), lambda s, _: (s + STEP, s + STEP))] == SUMS
+    scanned = D.range(5).apply(tf.data.experimental.scan(state(), lambda s, _: (s + STEP, s + STEP)))
+    assert [int(x) for x in scanned] == SUMS
+
+
+def test_a_number_of_python_does_not_make_the_state_narrower() -> None:
+    found = D.range(6).reduce(tf.constant(0, tf.int64), lambda total, n: 0 if n == 0 else total + STEP)
+    assert int(found) == SUMS[-1]
+
+
+def test_the_result_of_a_small_reduction_is_a_tensor_of_int32() -> None:
+    for state in (tf.constant(0), tf.constant(0, tf.int64)):
+        found = D.range(5).reduce(state, lambda total, x: total + x)
+        assert isinstance(found, tf.Tensor)
+        assert (found.dtype, int(found)) == (tf.int32, 10)
+
+
+@states
+def test_reductions_of_groups_keep_64_bits(state: Callable[[], Any]) -> None:
+    reducer = tf.data.experimental.Reducer(lambda _: state(), lambda total, _: total + STEP, lambda total: total)
+    by_reducer = D.range(10).apply(tf.data.experimental.group_by_reducer(lambda n: n % 2, reducer))
+
+    def total(_: Any, window: Any) -> Any:
+        return D.from_tensors(window.reduce(state(), lambda total, _: total + STEP))
+
+    for groups in (by_reducer, D.range(10).group_by_window(lambda n: n % 2, total, window_size=5)):
+        batches = list(groups.batch(2).as_numpy_iterator())
+        assert [batch.tolist() for batch in batches] == [[SUMS[-1]] * 2]
+        assert batches[0].dtype == np.int64
+
+
+def test_windows_that_are_reduced_have_one_dtype() -> None:
+    """`from_tensors` of a result must not depend on whether the result fits into 32 bits."""
+    numbers = D.from_tensor_slices(np.array([1, 2, 2**40, 1], np.int64))
+
+    def total(_: Any, window: Any) -> Any:
+        return D.from_tensors(window.reduce(tf.constant(0, tf.int64), lambda s, x: s + x))
+
+    grouped = numbers.group_by_window(lambda n: 0, total, window_size=2).batch(2)
+    assert [batch.tolist() for batch in grouped.as_numpy_iterator()] == [[3, 2**40 + 1]]
+    windows = numbers.window(2).flat_map(lambda window: total(0, window)).batch(2)
+    assert [batch.tolist() for batch in windows.as_numpy_iterator()] == [[3, 2**40 + 1]]
+
+
+def test_finalize_receives_an_array_with_the_methods_of_a_tensor() -> None:
+    reducer = tf.data.experimental.Reducer(
+        lambda _: tf.constant(0), lambda total, x: total + x.numpy(), lambda total: total.numpy() * 2
+    )
+    groups = D.range(4).apply(tf.data.experimental.group_by_reducer(lambda n: n % 2, reducer))
+    assert [int(x) for x in groups] == [4, 8]
+
+
 BIG = 10**12
 IDS = np.array([BIG, 5, 7, BIG + 1], np.int64)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from mirrored._typing import PyTree
 from mirrored.data.calling import transformed
-from mirrored.data.elements import Element, handed_out, own_element
+from mirrored.data.elements import Element, handed_out, own_element, with_widths_of
 from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Options, merged_options
 from mirrored.data.pipeline import caching, shuffling, stateful, storing, streams
 from mirrored.data.pipeline import transformations as steps
@@ -289,17 +289,19 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         Args:
             initial_state: A pytree of arrays.
             reduce_func: From a state and an element to the next state. A list that it returns gets the structure of the
-                state: a tuple, or one array.
+                state: a tuple, or one array. A number of fewer bits than the state had gets the state's dtype.
 
         Example:
             >>> import numpy as np
             >>> int(Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x))
             10
         """
-        state, function = own_element(initial_state, "Dataset.reduce"), type(self).adapted(reduce_func)
+        state = own_element(type(self).initial(initial_state), "Dataset.reduce")
+        function = type(self).adapted(reduce_func)
         with self.iterator(lambda element: element) as elements:
             for index, element in enumerate(elements):
-                state = transformed(stateful.NextState(function, state, element), element, "Dataset.reduce", index)
+                found = transformed(stateful.NextState(function, state, element), element, "Dataset.reduce", index)
+                state = with_widths_of(state, found)
         return type(self).hand_out(state)
 
     def __repr__(self) -> str:

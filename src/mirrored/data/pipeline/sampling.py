@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import jax
 import numpy as np
@@ -34,6 +35,11 @@ class NamedDType(Protocol):
 
 class Sampling(Steps):
     """Mixin of `Dataset`: the methods that sample from datasets or keep state across elements."""
+
+    initial: ClassVar[Callable[[PyTree], PyTree]] = staticmethod(lambda state: state)
+    """Converts the initial state of a user's function, as of `scan`. A facade sets it."""
+    computing: ClassVar[Callable[[], AbstractContextManager[Any]]] = nullcontext
+    """Creates the context of the user's functions that receive a dataset. A facade sets it."""
 
     @classmethod
     def random(cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Self:
@@ -234,7 +240,7 @@ class Sampling(Steps):
 
     def _reducer(self, reduce_func: Callable[[Any, Any], Steps]) -> Callable[[Any, list[Element], int], Node]:
         def reduce(key: int, window: list[Element], number: int) -> Node:
-            with no_end("Dataset.group_by_window, reduce_func"):
+            with no_end("Dataset.group_by_window, reduce_func"), type(self).computing():
                 made = reduce_func(key, type(self)(indexed_sources.ListSource.of(window)))
             if isinstance(made, Steps):
                 return made._node
@@ -318,7 +324,7 @@ class Sampling(Steps):
             >>> [int(n) for n in Dataset.range(5).scan(np.int64(0), lambda total, n: (total + n, total + n))]
             [0, 1, 3, 6, 10]
         """
-        state = own_element(initial_state, "Dataset.scan")
+        state = own_element(type(self).initial(initial_state), "Dataset.scan")
         return self._then(stateful.Scanned(self._node, state, type(self).adapted(scan_func)))
 
     def take_while(self, predicate: Callable[..., Any]) -> Self:

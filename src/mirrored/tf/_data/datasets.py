@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from mirrored._typing import Leaf, PyTree
 from mirrored.data.elements import Element, handed_out
 from mirrored.data.pipeline import dataset
 from mirrored.errors import EndOfDataError
-from mirrored.tf._data.host_arrays import OnHostArrays, on_host, strings_as_bytes
+from mirrored.tf._data.host_arrays import OnHostArrays, in_64_bits, initial_state, on_host, strings_as_bytes
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 
@@ -69,6 +70,8 @@ class Dataset(dataset.Dataset):
     """
 
     adapted: ClassVar[Callable[[Callable[..., Any]], Callable[..., Any]]] = OnHostArrays
+    initial: ClassVar[Callable[[PyTree], PyTree]] = staticmethod(initial_state)
+    computing: ClassVar[Callable[[], AbstractContextManager[Any]]] = staticmethod(in_64_bits)
     hand_out: ClassVar[Callable[[Any], Any]] = staticmethod(_tensors)
     number_out: ClassVar[Callable[[int], Any]] = staticmethod(jnp.asarray)
     end_error: ClassVar[Callable[..., EndOfDataError]] = staticmethod(_end_error)

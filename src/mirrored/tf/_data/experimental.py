@@ -11,6 +11,7 @@ from mirrored import data
 from mirrored._typing import Array
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.tf._data.datasets import Dataset
+from mirrored.tf._data.host_arrays import OnHostArrays
 
 Transformation: TypeAlias = Callable[[Dataset], Dataset]
 
@@ -116,8 +117,8 @@ def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Transfor
     """
 
     def reduced(key: Array, group: Dataset) -> Dataset:
-        state = data.Dataset(group.node).reduce(reducer.init_func(key), reducer.reduce_func)
-        return Dataset.from_tensors(reducer.finalize_func(state))
+        state = data.Dataset(group.node).reduce(reducer.init_func(key), OnHostArrays(reducer.reduce_func))
+        return Dataset.from_tensors(OnHostArrays(reducer.finalize_func)(state))
 
     return lambda dataset: dataset.group_by_window(key_func, reduced, window_size=np.iinfo(np.int64).max)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 
 from mirrored._jax.sequences import COMPARISONS, OPERATORS, beside
 from mirrored._jax.trees import tree_map
-from mirrored._typing import ShapeLike
+from mirrored._typing import PyTree, ShapeLike
 from mirrored.tf import _dtypes
 from mirrored.tf._rebinding import Rebinding
 from mirrored.tf._shapes import Described, TensorShape
@@ -220,8 +221,26 @@ class OnHostArrays:
 
     def __call__(self, *parts: Any) -> Any:
         """Calls the function with views of NumPy arrays, and returns its result with plain NumPy arrays."""
-        with jax.enable_x64(True):
+        with in_64_bits():
             return _plain(self.function(*(_seen(part) for part in parts)))
+
+
+def in_64_bits() -> AbstractContextManager[Any]:
+    """Returns a context in which JAX computes in 64 bits, as for functions of an input pipeline."""
+    return jax.enable_x64(True)
+
+
+def initial_state(value: PyTree) -> Any:
+    """Converts tensors of int32 in the initial state of a function, as of `reduce`, to arrays of int64.
+
+    A tensor that was asked for as int64 has 32 bits without JAX's 64-bit mode, in which sums would wrap around.
+    """
+    return tree_map(_initial, value) if _dtypes.array_dtype("int64") == np.int32 else value
+
+
+def _initial(leaf: Any) -> Any:
+    is_int32 = getattr(leaf, "dtype", None) == np.int32
+    return np.asarray(leaf, np.int64) if is_int32 and not isinstance(leaf, np.ndarray | np.generic) else leaf
 
 
 def _seen(value: Any) -> Any:
