@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -222,8 +223,19 @@ def ensure_shape(x: jax.Array, shape: ShapeLike | None) -> jax.Array:
 
 @op("reshape manip.reshape", on_host=True)
 def reshape(tensor: jax.Array, shape: Ints) -> jax.Array:
-    """Changes the shape of a tensor; one dimension may be -1, which is computed from the others."""
+    """Changes the shape of a tensor; one dimension may be -1, which is computed from the others.
+
+    In a tensor without elements it is computed from the dimensions other than 0, as in TensorFlow.
+    """
+    if 0 in shape and -1 in shape and 0 in tensor.shape:
+        shape = _with_missing(tensor.shape, shape)
     return tensor.reshape(shape)
+
+
+def _with_missing(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+    """Replaces -1 in a shape that also has 0: from ``(0, 2, 3)``, ``(0, -1)`` becomes ``(0, 6)``."""
+    given = math.prod(size for size in new if size > 0)
+    return tuple(math.prod(filter(None, old)) // given if size == -1 else size for size in new)
 
 
 @op("transpose")

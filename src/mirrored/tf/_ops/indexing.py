@@ -230,7 +230,7 @@ def boolean_mask(tensor: jax.Array, mask: jax.Array, axis: Int | None = None) ->
             rule="the mask must have one or more dimensions, which are those of the tensor from `axis` on",
             remedy="pass a mask of the shape of these dimensions",
         )
-    flat = tensor.reshape(tensor.shape[:along] + (-1,) + tensor.shape[along + keep.ndim :])
+    flat = tensor.reshape(tensor.shape[:along] + (keep.size,) + tensor.shape[along + keep.ndim :])
     return jnp.take(flat, np.flatnonzero(keep), axis=along)
 
 
@@ -410,7 +410,7 @@ def dynamic_partition(data: jax.Array, partitions: jax.Array, num_partitions: In
     instead = "tf.where(partitions == i, data, 0) for each part"
     parts = _elements(partitions, "tf.dynamic_partition", instead)
     require_prefix("tf.dynamic_partition", "partitions", parts, "data", data)
-    flat = data.reshape((-1,) + data.shape[parts.ndim :])
+    flat = data.reshape((parts.size,) + data.shape[parts.ndim :])
     return [flat[np.flatnonzero(parts == i)] for i in range(num_partitions)]
 
 
@@ -434,7 +434,7 @@ def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand]) -> jax.A
     for number, (place, piece) in enumerate(zip(places, pieces, strict=True)):
         require_prefix("tf.dynamic_stitch", f"indices[{number}]", place, f"data[{number}]", piece)
     flat = jnp.concatenate(
-        [piece.reshape((-1,) + piece.shape[place.ndim :]) for piece, place in zip(pieces, places, strict=True)]
+        [piece.reshape((place.size,) + piece.shape[place.ndim :]) for piece, place in zip(pieces, places, strict=True)]
     )
     order = np.concatenate([place.reshape(-1) for place in places])
     last = np.full(int(order.max(initial=-1)) + 1, order.size)  # out of range, where no slice is given
