@@ -222,3 +222,54 @@ def test_arrays_of_numpy_with_dtypes_that_jax_does_not_know(wrapped):
         twice(wrapped(np.ma.array([1.0, 2.0], mask=[False, True])))
     with pytest.raises(mr.errors.SignatureError, match="U1"):
         twice(wrapped(np.array(["a", "b"])))
+
+
+# Accepted by TensorFlow 2.21, too.
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (np.array([1, 2]), "float32", [1.0, 2.0]),
+        (np.array([1, 2], np.int32), "bfloat16", [1.0, 2.0]),
+        (np.array([1.5, 2.0]), "float16", [1.5, 2.0]),
+        (np.array([1.0, 2.0]), "int32", [1, 2]),
+        (np.array([True, False]), "float32", [1.0, 0.0]),
+        (np.array([200, 5]), "uint8", [200, 5]),
+        (np.array([1, 0]), "bool", [True, False]),
+        (np.array([1, 2]), "complex64", [1 + 0j, 2 + 0j]),
+        (np.array([1, 2], ">i4"), "float32", [1.0, 2.0]),
+    ],
+)
+def test_arrays_of_numpy_get_the_declared_dtype(value, dtype, expected):
+    spec = jax.ShapeDtypeStruct((2,), jnp.dtype(dtype))
+    step = mr.function(lambda x: x, input_signature=[spec])
+    for call in (step, step.get_concrete_function()):
+        found = call(value)
+        assert (found.dtype, found.tolist()) == (jnp.dtype(dtype), expected)
+    in_dict = mr.function(lambda d: d["x"], input_signature=[{"x": spec}])
+    assert in_dict({"x": value}).tolist() == expected
+    assert step.trace_count == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (np.array([1.5, 2.0]), "int32"),
+        (np.array([300, 5]), "uint8"),
+        (np.array([-1, 5]), "uint8"),
+        (np.array([2, 0]), "bool"),
+        (np.array([1 + 2j, 0]), "float32"),
+        (np.array([1e6, 0.0]), "float16"),
+        (np.array(["1", "2"]), "float32"),
+        (jnp.array([1, 2]), "float32"),
+    ],
+)
+def test_arrays_whose_numbers_would_change_are_refused(value, dtype):
+    spec = jax.ShapeDtypeStruct((2,), jnp.dtype(dtype))
+    with pytest.raises(mr.errors.SignatureError, match=f"requires {dtype}"):
+        mr.function(lambda x: x, input_signature=[spec])(value)
+
+
+def test_numpy_scalars_get_the_declared_dtype():
+    step = mr.function(lambda x: x * 2, input_signature=[SPEC])
+    assert [float(step(x)) for x in (np.int64(3), np.float64(1.5), np.bool_(True), np.array(3))] == [6.0, 3.0, 2.0, 6.0]
+    assert step.trace_count == 1

@@ -16,7 +16,7 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import as_array
 from mirrored._jax.inlining import stage
 from mirrored._jax.traces import CaptureTracer, Tracer, canonical_dtype, current_trace
-from mirrored.compilation.input_signature import dtype_of, from_python
+from mirrored.compilation.input_signature import dtype_of, from_numpy, from_python
 from mirrored.compilation.program import Program
 from mirrored.compilation.static_keys import unchanging
 from mirrored.errors import ArgumentError, ArgumentTypeError
@@ -162,7 +162,7 @@ class ConcreteFunction:
         if isinstance(value, DistributedValues) or (value is wanted and isinstance(value, Variable)):
             return value
         dtype = dtype_of(wanted)
-        array = value if hasattr(value, "dtype") else from_python(value, dtype)
+        array = from_numpy(value, dtype) if hasattr(value, "dtype") else from_python(value, dtype)
         if array is None:
             raise self._misfit(f"{value!r} was passed")
         sizes = None if wanted.shape is None else _sizes(wanted.shape)

@@ -110,6 +110,26 @@ def from_python(value: object, dtype: Any) -> Any:
         return None
 
 
+def from_numpy(value: Any, dtype: Any) -> Any:
+    """Converts an array or scalar of NumPy to a declared dtype, as TensorFlow does; returns any other value unchanged.
+
+    It is also unchanged if it is masked or not of numbers, or if a number would change otherwise than by rounding.
+    """
+    if not isinstance(value, np.ndarray | np.generic) or canonical_dtype(value.dtype) == dtype:
+        return value
+    if isinstance(value, np.ma.MaskedArray) or _rank(value.dtype) is None or _rank(dtype) is None:
+        return value
+    if jnp.issubdtype(value.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        return value
+    with np.errstate(all="ignore"):
+        cast = value.astype(dtype)
+        if jnp.issubdtype(dtype, jnp.inexact):
+            kept = np.isfinite(cast) | ~np.isfinite(value)
+        else:
+            kept = cast == value
+    return cast if np.all(kept) else value
+
+
 def _rank(dtype: Any) -> Any:
     """Returns the position of a dtype's kind: a number can be cast to its own kind or a later one."""
     return next((rank for rank, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind)), None)
@@ -119,7 +139,10 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
     if isinstance(leaf, PerReplica):
         return leaf
     dtype = dtype_of(spec)
-    array = leaf if _is_numpy_mirrored(leaf) or hasattr(leaf, "dtype") else _converted(name, place, spec, leaf)
+    if _is_numpy_mirrored(leaf) or hasattr(leaf, "dtype"):
+        array = from_numpy(leaf, dtype)
+    else:
+        array = _converted(name, place, spec, leaf)
     # JAX knows no dtype for some arrays of NumPy: those of the other byte order, masked ones and strings.
     described: Any = array.value if _is_numpy_mirrored(array) else array
     shape, wanted = tuple(described.shape), _sizes(spec)
