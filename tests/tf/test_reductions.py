@@ -164,3 +164,26 @@ def test_a_confusion_matrix_takes_classes_of_other_dtypes(dtype: str) -> None:
     labels, predictions = tf.cast([0, 1, 1], dtype), tf.cast([1, 1, 0], dtype)
     assert tf.math.confusion_matrix(labels, predictions).tolist() == [[0, 1], [1, 1]]
     assert tf.math.confusion_matrix([0.9, 2.2], [1.0, 2.0], num_classes=3).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def test_edges_of_a_histogram_are_those_of_tensorflow() -> None:
+    values = tf.constant(np.linspace(0, 1, 11), tf.float32)
+    for count in (tf.histogram_fixed_width, tf.function(tf.histogram_fixed_width)):
+        assert count(values, [0.0, 1.0], nbins=10).tolist() == [1, 1, 1, 1, 1, 1, 2, 0, 2, 1]  # TensorFlow 2.21
+    assert tf.histogram_fixed_width(tf.constant([np.inf, -np.inf, 0.5]), [0.0, 1.0], 4).tolist() == [1, 0, 1, 1]
+    assert tf.histogram_fixed_width(tf.range(-2, 8), [0, 5], 1).tolist() == [10]
+
+
+@pytest.mark.parametrize("name", ["reduce_mean", "reduce_std", "reduce_variance", "argmax", "argmin"])
+@pytest.mark.parametrize("axis", [2, -3])
+def test_an_axis_out_of_range_is_named(name: str, axis: int) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"axis {axis} is out of bounds"):
+        getattr(tf.math, name)(tf.ones([2, 3]), axis)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"axis {axis} is out of bounds"):
+        tf.nn.moments(tf.ones([2, 3]), [axis])
+
+
+def test_scatter_nd_of_booleans_is_their_disjunction() -> None:
+    updates = tf.constant([True, False, True])
+    for scatter in (tf.scatter_nd, tf.function(tf.scatter_nd)):
+        assert scatter([[0], [0], [2]], updates, [4]).tolist() == [True, False, True, False]

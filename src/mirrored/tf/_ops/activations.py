@@ -11,6 +11,7 @@ from mirrored.tf._ops import kinks
 from mirrored.tf._ops.convolution import channels_first
 from mirrored.tf._ops.indexing import gather
 from mirrored.tf._ops.linalg import clip_by_norm
+from mirrored.tf._ops.reductions import check_axes
 from mirrored.tf._table import Axes, Common, Int, op, rows
 from mirrored.tf._tensors import as_tensor
 
@@ -109,6 +110,7 @@ def l2_normalize(x: jax.Array, axis: Axes = None, epsilon: float = 1e-12) -> jax
 @op("nn.moments")
 def moments(x: jax.Array, axes: Axes, shift: object = None, keepdims: bool = False) -> tuple[jax.Array, jax.Array]:
     """Computes the mean and variance of a tensor over `axes`; 16-bit floats are converted to float32 first."""
+    check_axes(x, axes)
     wide = _in_32_bits(x)
     mean = jnp.mean(wide, axis=axes, keepdims=True)
     # Not `jnp.var`: in TensorFlow, second derivatives do not depend on the mean.

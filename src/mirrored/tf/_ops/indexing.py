@@ -178,13 +178,15 @@ for _name, _method in {"update": "set", "add": "add", "sub": "subtract", "max": 
 def scatter_nd(indices: jax.Array, updates: jax.Array, shape: Ints) -> jax.Array:
     """Adds `updates` at multi-dimensional `indices` to a tensor of zeros.
 
-    In compiled code and on GPUs, an update at an index out of range is ignored.
+    The sum of booleans is their disjunction. In compiled code and on GPUs, an update at an index out of range is
+    ignored.
 
     Raises:
         InvalidArgumentError: `updates` has a wrong shape, or an index is out of range, in eager code on a CPU.
     """
     _check_updates("tf.scatter_nd", indices, updates, shape)
-    return jnp.zeros(shape, updates.dtype).at[_places(indices, shape)].add(updates, mode="drop")
+    places = jnp.zeros(shape, updates.dtype).at[_places(indices, shape)]
+    return places.max(updates, mode="drop") if updates.dtype.kind == "b" else places.add(updates, mode="drop")
 
 
 @op("where")

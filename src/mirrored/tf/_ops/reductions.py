@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from numpy.lib.array_utils import normalize_axis_tuple
 
+from mirrored._jax.traces import Tracer
 from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
@@ -27,6 +29,16 @@ def _check_numbers(x: jax.Array) -> None:
         raise TypeError("booleans have no sum, product or mean: convert them with tf.cast(x, tf.float32)")
 
 
+def check_axes(x: jax.Array, axis: int | tuple[int, ...] | None) -> None:
+    """Requires axes of an array, before a function of JAX that looks up their sizes without a check.
+
+    Raises:
+        numpy.exceptions.AxisError: An axis is out of range.
+    """
+    if axis is not None:
+        normalize_axis_tuple(axis, x.ndim)
+
+
 def _sum(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
     _check_numbers(x)
     return jnp.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
@@ -40,6 +52,7 @@ def _prod(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> j
 def _mean(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
     """Computes the mean; integers stay integers and round towards zero, as in TensorFlow."""
     _check_numbers(x)
+    check_axes(x, axis)
     if x.dtype.kind not in "iu":
         return jnp.mean(x, axis=axis, keepdims=keepdims)
     # The sum can exceed the dtype. So quotients and remainders by the count are summed apart, in 32 bits or more.
@@ -77,6 +90,18 @@ def _norm(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> j
     return found.astype(x.dtype) if x.dtype.kind in "iu" else found  # rounded down, as in TensorFlow
 
 
+def _std(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
+    """Computes the standard deviation, the square root of the variance."""
+    check_axes(x, axis)
+    return jnp.std(x, axis=axis, keepdims=keepdims)
+
+
+def _variance(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
+    """Computes the variance, the mean of the squared distances from the mean."""
+    check_axes(x, axis)
+    return jnp.var(x, axis=axis, keepdims=keepdims)
+
+
 _REDUCED = "input_tensor>a axis=None keepdims=False"
 _OWN = "input_tensor axis=None keepdims=False"
 
@@ -90,9 +115,9 @@ rows(
         "math.reduce_mean reduce_mean": (_OWN, _mean),
         "math.reduce_min reduce_min": (_OWN, _min),
         "math.reduce_prod reduce_prod": (_OWN, _prod),
-        "math.reduce_std": (_REDUCED, jnp.std),
+        "math.reduce_std": (_OWN, _std),
         "math.reduce_sum reduce_sum": (_OWN, _sum),
-        "math.reduce_variance": (_REDUCED, jnp.var),
+        "math.reduce_variance": (_OWN, _variance),
     }
 )
 
@@ -100,12 +125,14 @@ rows(
 @op("math.argmax argmax", on_host=True)
 def argmax(input: jax.Array, axis: Int | None = None, output_type: DTypeLike = "int64") -> jax.Array:
     """Returns the index of the largest element along `axis` (the first such index); ignores NaN."""
+    check_axes(input, axis or 0)
     return jnp.argmax(_without_nan(input, -jnp.inf), axis=axis or 0).astype(array_dtype(output_type))
 
 
 @op("math.argmin argmin", on_host=True)
 def argmin(input: jax.Array, axis: Int | None = None, output_type: DTypeLike = "int64") -> jax.Array:
     """Returns the index of the smallest element along `axis` (the first such index); ignores NaN."""
+    check_axes(input, axis or 0)
     return jnp.argmin(_without_nan(input, jnp.inf), axis=axis or 0).astype(array_dtype(output_type))
 
 
@@ -318,37 +345,62 @@ def histogram_fixed_width(
 ) -> jax.Array:
     """Counts values in `nbins` bins of equal width, into which the range `value_range` is divided.
 
-    The first and last bins include values outside of the range. The bins are those of `histogram_fixed_width_bins`; in
-    JAX's 64-bit mode they are computed in 64 bits for every dtype, as on TensorFlow.
+    The first and last bins include values outside of the range. As in TensorFlow, the bins are computed in 64 bits, and
+    those of `histogram_fixed_width_bins` in the dtype of the values: numbers at edges may be in different bins. In
+    compiled code, a range that is not constant has edges of 32 bits.
     """
+    bounds = _bounds(values, value_range)
+    low, high = bounds
+    inside, known = jnp.where(values > low, values, low), _constant(bounds)
     if array_dtype("float64") == np.float64:
-        low, high = _bounds(values, value_range)
-        distance, width = (one.astype("float64") for one in (jnp.maximum(values, low) - low, high - low))
-        bins = jnp.clip(jnp.floor(distance / (width / nbins)), 0, nbins - 1).astype("int32")
-    else:
+        inside, low, high = (one.astype("float64") for one in (inside, low, high))
+        bins = jnp.clip(jnp.floor((inside - low) / ((high - low) / nbins)), 0, nbins - 1).astype("int32")
+    elif known is None:
         bins = histogram_fixed_width_bins(values, value_range, nbins)
+    else:
+        bins = jnp.searchsorted(_edges(*known, nbins, inside.dtype), inside, side="right")
     return jnp.bincount(bins.reshape(-1), length=nbins).astype(array_dtype(dtype))
+
+
+def _constant(array: jax.Array) -> np.ndarray[Any, Any] | None:
+    """Returns the numbers of an array, also those of a constant while tracing; None if they are traced."""
+    if isinstance(array, Tracer) or not array.is_fully_addressable:
+        return values_now(array)
+    return np.asarray(array)
+
+
+def _edges(low: Any, high: Any, nbins: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Returns the least number of a dtype in each bin but the first, if bins are computed in 64 bits."""
+    start, places = np.float64(low), np.arange(1, nbins)
+    step = (np.float64(high) - start) / nbins
+    near = (start + places * step).astype(dtype)
+    if dtype.kind in "iu":
+        candidates = np.stack([near - 1, near, near + 1])
+    else:
+        candidates = np.stack([np.nextafter(near, -np.inf, dtype=dtype), near, np.nextafter(near, np.inf, dtype=dtype)])
+    reached = np.floor((candidates.astype(np.float64) - start) / step) >= places
+    return candidates[np.argmax(reached, axis=0), places - 1]
 
 
 @op("histogram_fixed_width_bins")
 def histogram_fixed_width_bins(
     values: jax.Array, value_range: Operand, nbins: Int = 100, dtype: DTypeLike = "int32"
 ) -> jax.Array:
-    """Returns for each value the index of the bin in which `histogram_fixed_width` counts it."""
+    """Returns for each value the index of its bin, of `nbins` bins of equal width in `value_range`."""
     low, high = _bounds(values, value_range)
     bins = jnp.floor((values - low) / (high - low) * nbins)
     return jnp.clip(bins, 0, nbins - 1).astype(array_dtype(dtype))
 
 
-def _bounds(values: jax.Array, value_range: Operand) -> tuple[jax.Array, jax.Array]:
-    """Returns the bounds of `value_range`: for float values in their dtype, widened to at least float32.
+def _bounds(values: jax.Array, value_range: Operand) -> jax.Array:
+    """Returns the two bounds of `value_range`: for float values in their dtype, widened to at least float32.
 
     The bins are then computed in at least float32, too, because 16-bit floats cannot represent every bin index.
     """
     floats = jnp.issubdtype(values.dtype, jnp.floating)
     bounds = as_tensor(value_range, jnp.promote_types(values.dtype, jnp.float32) if floats else None)
     if jnp.issubdtype(bounds.dtype, jnp.floating):
-        bounds = bounds.astype(jnp.promote_types(bounds.dtype, jnp.float32))
+        bounds = bounds.astype(jnp.promote_types(bounds.dtype, jnp.float32)) if bounds.dtype.itemsize < 4 else bounds
     known = values_now(bounds)
     if known is not None and known.shape == (2,) and not known[0] < known[1]:
         raise InvalidArgumentError.of(
@@ -357,8 +409,7 @@ def _bounds(values: jax.Array, value_range: Operand) -> tuple[jax.Array, jax.Arr
             rule="the first number must be less than the second",
             remedy="exchange them, or pass a wider range",
         )
-    low, high = bounds
-    return low, high
+    return bounds
 
 
 @op("searchsorted")
