@@ -227,7 +227,8 @@ class OnHostArrays:
 
 def in_64_bits() -> AbstractContextManager[Any]:
     """Returns a context in which JAX computes in 64 bits, as for functions of an input pipeline."""
-    return jax.enable_x64(True)
+    context: AbstractContextManager[Any] = jax.enable_x64(True)
+    return context
 
 
 def initial_state(value: PyTree) -> Any:

@@ -358,7 +358,7 @@ def histogram_fixed_width(
     elif known is None:
         bins = histogram_fixed_width_bins(values, value_range, nbins)
     else:
-        bins = jnp.searchsorted(_edges(*known, nbins, inside.dtype), inside, side="right")
+        bins = jnp.searchsorted(_edges(known[0], known[1], nbins, inside.dtype), inside, side="right")
     return jnp.bincount(bins.reshape(-1), length=nbins).astype(array_dtype(dtype))
 
 
