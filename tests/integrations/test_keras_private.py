@@ -95,6 +95,21 @@ def test_the_state_of_a_thread_is_applied_to_another() -> None:
     assert found == [[], ["outer"]], "replicas name their variables as if they had no scope"
 
 
+def test_threads_do_not_share_lists_of_the_state() -> None:
+    def stack() -> Any:
+        return vars(private._global_state.GLOBAL_STATE_TRACKER)["name_scope_stack"]
+
+    found: list[Any] = []
+    with keras.name_scope("outer"):
+        adopt = private.keras_state()
+        for _ in range(2):
+            thread = threading.Thread(target=lambda: (adopt(), found.append(stack())))
+            thread.start()
+            thread.join()
+        found.append(stack())
+    assert len({id(one) for one in found}) == 3, "a replica ends the name scopes of another one"
+
+
 def test_the_maker_of_a_variable_is_the_caller_of_its_name_scope() -> None:
     makers = []
 

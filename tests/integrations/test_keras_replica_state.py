@@ -158,3 +158,37 @@ def test_masked_values_that_are_not_finite_do_not_reach_synchronized_statistics(
     strategy.run(lambda x, m: layer(x, training=True, mask=m), args=batch)
     np.testing.assert_allclose(layer.moving_mean.numpy(), plain.moving_mean.numpy(), rtol=1e-4)
     np.testing.assert_allclose(layer.moving_variance.numpy(), plain.moving_variance.numpy(), rtol=1e-3)
+
+
+class Unbuilt(keras.Model):  # type: ignore[misc]
+    """A model whose layers Keras builds in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.normalization = keras.layers.Dense(1), keras.layers.BatchNormalization()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.normalization(self.dense(x), training=training)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("layout", [ONE_DEVICE, TWO_DEVICES], ids=["one device", "two devices"])
+def test_a_replica_builds_a_model_after_a_stateless_call_outside_of_runs(compiled, layout) -> None:
+    """Keras keeps a list of variables to initialize per thread; replicas that shared it initialized them twice."""
+    with keras.StatelessScope():
+        pass  # so that this thread has such a list
+    strategy = mr.MirroredStrategy(**layout)
+    with strategy.scope():
+        model, optimizer = Unbuilt(), keras.optimizers.SGD(0.1)
+
+    def replica_step(x: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss(model(x, training=True)[:, 0] ** 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    step = lambda x: strategy.run(replica_step, args=(x,))  # noqa: E731
+    step = mr.function(step) if compiled else step
+    for batch in strategy.distribute_dataset([X] * 2):
+        step(batch)
+    assert int(optimizer.iterations.value) == 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +68,18 @@ _global_state: Any = keras.src.backend.common.global_state
 
 
 def keras_state() -> Callable[[], None]:
-    """Copies Keras' thread-local state, and returns a function that applies the copy to another thread."""
+    """Copies Keras' thread-local state, and returns a function that applies the copy to another thread.
+
+    Every thread gets its own lists. One is of variables that were created in a stateless scope: the thread that leaves
+    the scope initializes all variables in its list.
+    """
     tracker = _global_state.GLOBAL_STATE_TRACKER
-    here = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(tracker).items()}
-    return lambda: vars(tracker).update(here)
+    here = _with_own_lists(vars(tracker))
+    return lambda: vars(tracker).update(_with_own_lists(here))
+
+
+def _with_own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: copy.copy(value) if isinstance(value, list) else value for name, value in state.items()}
 
 
 @distributed.on_leave
