@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mirrored._jax import recovery
-from mirrored.checkpoint.leaves import Saved
 from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.saved import Saved
 from mirrored.elastic import copies
 from mirrored.elastic.copies import SharedCopies
 

@@ -8,9 +8,9 @@ import pytest
 
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint
-from mirrored.checkpoint.leaves import Saved
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.memory import AllComponents, begin_snapshot, restore_snapshot
+from mirrored.checkpoint.saved import Saved
 from mirrored.elastic.snapshots import Snapshots, packed, unpacked
 
 
@@ -86,6 +86,7 @@ def test_a_snapshot_keeps_its_bits_on_the_way_to_another_worker():
         "empty": Saved("array", (0, 3), "int32", np.zeros((0, 3), np.int32)),
         "nan": Saved("array", (1,), "float64", np.array([np.nan])),
         "parts": AllComponents("components", (), "float32", np.arange(4, dtype=np.float32)),
+        "sum": Saved("array", (), "float32", np.float32(3), np.arange(3, dtype=np.float32)),
         "step": Saved("number", value=7),
         "data": Saved("position", value={"reader": {"__tuple__": [1, None]}}),
     }
@@ -98,6 +99,7 @@ def test_a_snapshot_keeps_its_bits_on_the_way_to_another_worker():
         if saved.is_array:
             assert np.shape(got.value) == np.shape(saved.value)
             assert np.asarray(got.value).tobytes() == np.asarray(saved.value).tobytes()
+            np.testing.assert_array_equal(got.components, saved.components)
         else:
             assert got.value == saved.value
 

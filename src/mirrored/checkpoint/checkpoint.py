@@ -48,9 +48,11 @@ class Checkpoint:
       do not count: the `step` of a trainer is state if the trainer's model is a part of the checkpoint, too.
 
     A mirrored variable is saved as one value, independent of the number of replicas. A sync-on-read variable is saved
-    as its aggregate. On restore a SUM is divided among the replicas; any other aggregate is copied to each replica. A
-    sync-on-read variable without aggregation saves the component of every replica. Each replica that had a component is
-    restored; additional replicas keep theirs.
+    as its aggregate. On restore a SUM is divided among the replicas; any other aggregate is copied to each replica. So
+    metrics and the statistics of batch normalization continue up to rounding. With ``deterministic=True`` a checkpoint
+    contains the components, too, and the same number of replicas continue with the same bits. A sync-on-read variable
+    without aggregation saves the component of every replica. Each replica that had a component is restored; additional
+    replicas keep theirs.
 
     All workers of a job save and restore together, at the same step. A checkpoint that they save under one path is
     written once, by worker 0. It stores the position of an iterator per worker if the positions differ.

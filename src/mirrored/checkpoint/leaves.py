@@ -17,6 +17,7 @@ from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_da
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.json_state import decode, encode
 from mirrored.checkpoint.places import Place, defines
+from mirrored.checkpoint.saved import Saved
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.data.elements import keeps_values
 from mirrored.errors import ArgumentError, LostStateError
@@ -26,55 +27,6 @@ from mirrored.variables.component import VariableComponent
 
 Undo = Callable[[], None]
 _NUMBERS: Final = (bool, int, float, complex, np.generic)
-
-
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """A value stored in a checkpoint, with its kind (array, number, ...), shape and dtype.
-
-    Attributes:
-        kind: ``array``, ``components`` (one per replica, in the first axis), ``key`` (a random key's data),
-            ``key components``, ``number`` or ``position`` (JSON-like state of an iterator or generator).
-        shape: The shape of an array, or of one component.
-        dtype: The name of the NumPy dtype of an array or scalar; for keys, the name of their implementation.
-        value: The array on this host, the number, or the position. None for an array whose description was read from a
-            manifest.
-    """
-
-    kind: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    value: Any = None
-
-    @property
-    def is_array(self) -> bool:
-        """Whether the value is stored in the array files, as opposed to the manifest file."""
-        return self.kind in ("array", "components", "key", "key components")
-
-    @property
-    def is_key(self) -> bool:
-        """Whether the value is the raw data of typed PRNG keys (`jax.random.key`)."""
-        return self.kind in ("key", "key components")
-
-    @property
-    def is_by_component(self) -> bool:
-        """Whether a separate value is stored for each replica."""
-        return self.kind in ("components", "key components")
-
-    def one(self) -> Any:
-        """Returns the value, or the first replica's value if a separate value is stored for each replica."""
-        return self.value[0] if self.is_by_component else self.value
-
-    def __str__(self) -> str:
-        """Formats the dtype and shape: ``float32[2, 3]``."""
-        shape = f"[{', '.join(map(str, self.shape))}]"
-        if self.kind == "array":
-            return f"{self.dtype}{shape}"
-        if self.kind == "components":
-            return f"{self.dtype}{shape} for each replica"
-        if self.is_key:
-            return f"a {self.dtype} key{shape}{' for each replica' if self.is_by_component else ''}"
-        return f"a {self.kind}{f' of {self.dtype}' if self.dtype else ''}"
 
 
 class Leaf(abc.ABC):
@@ -145,24 +97,32 @@ class VariableLeaf(Leaf):
         variable = self.variable
         if not variable.per_replica and not is_key_dtype(variable.dtype):
             return dataclasses.replace(self.outline(), value=variable.on_host())
-        array = (
-            variable.read_value()
-            if not self._by_component
-            else whole_stacked(variable.stored(), variable.device_assignment)
-        )
-        return dataclasses.replace(self.outline(), value=on_host(key_data(array)))
+        if self._by_component:
+            return dataclasses.replace(self.outline(), value=self._every_component())
+        saved = dataclasses.replace(self.outline(), value=on_host(key_data(variable.read_value())))
+        return dataclasses.replace(saved, components=self._every_component()) if self._is_deterministic else saved
+
+    @property
+    def _is_deterministic(self) -> bool:
+        """Whether training must continue from a checkpoint with the same bits, for which an aggregate is not enough."""
+        variable = self.variable
+        return variable.per_replica and variable.num_replicas > 1 and getattr(variable.strategy, "deterministic", False)
+
+    def _every_component(self) -> np.ndarray[Any, Any]:
+        return on_host(key_data(whole_stacked(self.variable.stored(), self.variable.device_assignment)))
 
     def put(self, saved: Saved) -> Undo:
         """Assigns a saved value to the variable on all replicas, and returns a function that undoes the assignment.
 
-        A SUM is divided among the replicas; a value that was saved per replica goes back to its replica. Components of
-        a variable with an aggregation come from a snapshot: they were saved before the program had created it.
+        The same number of replicas get the components that were saved. For another number, or without components, a
+        SUM is divided among the replicas. A snapshot has no aggregate of components that waited for their variable.
         """
         variable, value = self.variable, _keys_of(saved, saved.one())
-        if variable.per_replica and saved.kind == "components" and not self._by_component:
-            if len(saved.value) == variable.num_replicas:
-                return from_components(variable, saved)
-            value = _aggregated(saved, variable.aggregation)
+        components = saved.value if saved.kind == "components" else saved.components
+        if variable.per_replica and components is not None and not self._by_component:
+            if len(components) == variable.num_replicas:
+                return from_components(variable, dataclasses.replace(saved, value=components))
+            value = _aggregated(saved, variable.aggregation) if saved.kind == "components" else value
         undo = self.undo()
         if self._by_component and not self._is_shared_out(saved):
             whole = saved.value if saved.is_by_component else [saved.value] * variable.num_replicas

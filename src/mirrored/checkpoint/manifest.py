@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: a JSON file with all names, shapes, dtypes and file checksums.
 
 A checkpoint is a folder with ``mirrored.json`` and ``arrays/``, which has Orbax's format. The manifest contains names,
-shapes and dtypes, and nothing about devices or replicas, so a checkpoint can be restored on any number of them.
+shapes and dtypes, and nothing about devices, so a checkpoint can be restored on any number of devices and replicas.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from mirrored.checkpoint.json_state import to_json
-from mirrored.checkpoint.leaves import Saved
+from mirrored.checkpoint.saved import Saved
 from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 FILE: Final = "mirrored.json"
@@ -75,6 +77,34 @@ class Manifest:
     def shape_and_dtype(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """The shapes and dtypes of the stored arrays, as a dict keyed by name."""
         return {name: (tuple(s.value), _stored_dtype(s)) for name, s in self.leaves.items() if s.is_array}
+
+    @property
+    def stored_arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The shapes and dtypes of the arrays in the files: `shape_and_dtype`, and the components beside them."""
+        found = self.shape_and_dtype
+        components = [(name, saved.components) for name, saved in self.leaves.items() if saved.components]
+        return {
+            **found,
+            **{components_of(name): ((count, *found[name][0]), found[name][1]) for name, count in components},
+        }
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Returns the arrays to write to the files, by their names there."""
+        found: dict[str, np.ndarray[Any, Any]] = {}
+        for name, saved in self.leaves.items():
+            if saved.is_array:
+                found[name] = saved.value
+            if saved.components is not None:
+                found[components_of(name)] = saved.components
+        return found
+
+
+def components_of(name: str) -> str:
+    """Returns the name in the array files of the components whose aggregate has the given name.
+
+    No name of a part is equal to it: keys with a percent sign are escaped.
+    """
+    return f"{name}/%components"
 
 
 def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
@@ -176,11 +206,12 @@ def _leaf_to_json(saved: Saved) -> dict[str, Any]:
     # For an array, the manifest stores the shape of the stored data instead of the value. It differs from the shape of
     # the leaf by the axis of components or of the words of a key.
     value = list(saved.value.shape) if saved.is_array else saved.value
-    return {"kind": saved.kind, "shape": list(saved.shape), "dtype": saved.dtype, "value": value}
+    components = {} if saved.components is None else {"components": len(saved.components)}
+    return {"kind": saved.kind, "shape": list(saved.shape), "dtype": saved.dtype, "value": value, **components}
 
 
 def _leaf_from_json(leaf: dict[str, Any]) -> Saved:
-    return Saved(leaf["kind"], tuple(leaf["shape"]), leaf["dtype"], leaf["value"])
+    return Saved(leaf["kind"], tuple(leaf["shape"]), leaf["dtype"], leaf["value"], leaf.get("components"))
 
 
 def _stored_dtype(saved: Saved) -> str:

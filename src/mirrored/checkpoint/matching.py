@@ -12,9 +12,10 @@ from typing import Final
 
 from mirrored.checkpoint.graph import Graph, paths_to
 from mirrored.checkpoint.json_state import decode
-from mirrored.checkpoint.leaves import Leaf, NumberLeaf, Saved
+from mirrored.checkpoint.leaves import Leaf, NumberLeaf
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.optimizer_state import RateLeaf
+from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.slot_groups import Joined, match_groups
 from mirrored.errors import CheckpointMismatchError
 from mirrored.watchdog.fail_fast_exit import in_forked_children

@@ -20,10 +20,11 @@ from mirrored._jax.arrays import implementation_of, is_key_dtype, key_data
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.json_state import decode, encode
-from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, from_components, shape_of
+from mirrored.checkpoint.leaves import Leaf, Undo, VariableLeaf, from_components, shape_of
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import COUNTER
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
+from mirrored.checkpoint.saved import Saved
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.variables import Variable
 from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn

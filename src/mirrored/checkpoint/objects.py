@@ -24,8 +24,9 @@ import numpy as np
 
 from mirrored._jax.array_types import keeping_width
 from mirrored._typing import HostArray
-from mirrored.checkpoint.leaves import Leaf, Saved, Undo, VariableLeaf, on_host
+from mirrored.checkpoint.leaves import Leaf, Undo, VariableLeaf, on_host
 from mirrored.checkpoint.places import Argument, Attribute, Item, Place, defines, is_frozen
+from mirrored.checkpoint.saved import Saved
 from mirrored.errors import ContextError
 from mirrored.variables import Variable
 

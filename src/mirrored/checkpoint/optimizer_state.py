@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mirrored.checkpoint.leaves import Leaf, Saved, Undo
+from mirrored.checkpoint.leaves import Leaf, Undo
 from mirrored.checkpoint.objects import Part, attributes_of, is_open
 from mirrored.checkpoint.places import Attribute, Place
+from mirrored.checkpoint.saved import Saved
 from mirrored.optimizers import Optimizer
 from mirrored.optimizers.rules import LearningRate
 

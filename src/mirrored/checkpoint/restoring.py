@@ -14,11 +14,12 @@ from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import SLOTS, Graph
 from mirrored.checkpoint.growing_lists import append_saved_numbers, is_in_list
 from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
-from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Saved, Undo
-from mirrored.checkpoint.manifest import ARRAYS, Manifest, marks_of_files, verify_files
+from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Undo
+from mirrored.checkpoint.manifest import ARRAYS, Manifest, components_of, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
 from mirrored.checkpoint.objects import HasSlots, is_generated
 from mirrored.checkpoint.optimizer_state import RateLeaf
+from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.sharing import own_position, settled
 from mirrored.checkpoint.slot_groups import check_groups, saved_path
 from mirrored.collectives.host_allgather import skipping_comparisons
@@ -404,8 +405,9 @@ def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[s
     Raises:
         DamagedCheckpointError: The arrays cannot be read.
     """
-    stored = manifest.shape_and_dtype
-    wanted = {name: stored[name] for name in names if name in stored}
+    of_components = {name: components_of(name) for name in names if manifest.leaves[name].components}
+    stored = manifest.stored_arrays
+    wanted = {name: stored[name] for name in (*names, *of_components.values()) if name in stored}
     try:
         arrays: dict[str, Any] = engine().read_arrays(directory / ARRAYS, wanted)
     except Exception as error:
@@ -416,7 +418,10 @@ def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[s
             remedy="restore an older checkpoint by its path",
         ) from error
     saved = {name: manifest.leaves[name] for name in names}
-    return {**saved, **{name: dataclasses.replace(saved[name], value=array) for name, array in arrays.items()}}
+    for name in saved.keys() & arrays.keys():
+        components = arrays[of_components[name]] if name in of_components else None
+        saved[name] = dataclasses.replace(saved[name], value=arrays[name], components=components)
+    return saved
 
 
 def _put(todo: list[tuple[Leaf, Saved]], put_one: Callable[[Leaf, Saved], Undo]) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from mirrored._jax import distributed
 from mirrored.checkpoint.json_state import to_json
-from mirrored.checkpoint.leaves import Saved
 from mirrored.checkpoint.manifest import Manifest, read_manifest
+from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.writing import actual
 from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.data.common_position import common_position

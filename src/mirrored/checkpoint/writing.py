@@ -17,9 +17,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from mirrored._jax import distributed
 from mirrored._threads import Claim, start
@@ -101,8 +99,7 @@ def write(directory: Path, manifest: Manifest) -> None:
     try:
         remove_leftovers(directory.parent, lambda name: name == directory.name)
         unfinished.mkdir(parents=True)
-        arrays: dict[str, np.ndarray[Any, Any]] = {n: s.value for n, s in manifest.leaves.items() if s.is_array}
-        engine().write_arrays(unfinished / ARRAYS, arrays)
+        engine().write_arrays(unfinished / ARRAYS, manifest.arrays())
         manifest.write(unfinished)
         _flush(unfinished / FILE)
         with _renaming:

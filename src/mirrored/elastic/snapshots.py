@@ -15,9 +15,9 @@ import numpy as np
 
 from mirrored._jax import distributed
 from mirrored._threads import start
-from mirrored.checkpoint.leaves import Saved
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.memory import AllComponents, Pending
+from mirrored.checkpoint.saved import Saved
 from mirrored.compilation.dispatch import first_line
 from mirrored.elastic.link import Place
 
@@ -146,26 +146,35 @@ def share(
 
 def packed(manifest: Manifest) -> tuple[str, list[np.ndarray[Any, Any]]]:
     """Serializes a snapshot to a JSON description and a list of byte arrays, one per array of the snapshot."""
-    leaves, parts = {}, []
+    leaves: dict[str, Any] = {}
+    parts: list[np.ndarray[Any, Any]] = []
     for name, saved in manifest.leaves.items():
-        kind, value = type(saved).__name__, saved.value
-        if saved.is_array:
-            array = np.ascontiguousarray(value)
-            parts.append(array.reshape(-1).view(np.uint8))
-            value = [str(array.dtype), list(np.shape(saved.value)), array.nbytes]
-        leaves[name] = [kind, saved.kind, list(saved.shape), saved.dtype, value]
+        value = _described(saved.value, parts) if saved.is_array else saved.value
+        components = None if saved.components is None else _described(saved.components, parts)
+        leaves[name] = [type(saved).__name__, saved.kind, list(saved.shape), saved.dtype, value, components]
     return json.dumps([leaves, manifest.aliases, manifest.groups]), parts
+
+
+def _described(value: object, parts: list[np.ndarray[Any, Any]]) -> list[Any]:
+    """Appends the bytes of an array to `parts`, and returns its dtype, shape and number of bytes."""
+    array = np.ascontiguousarray(value)
+    parts.append(array.reshape(-1).view(np.uint8))
+    return [str(array.dtype), list(np.shape(value)), array.nbytes]
 
 
 def unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
     """Converts a JSON description and bytes, as returned by `packed`, back to the snapshot."""
     described, aliases, groups = json.loads(head)
     leaves, at = {}, 0
-    for name, (kind, what, shape, dtype, value) in described.items():
+
+    def array(own: str, full: list[int], size: int) -> np.ndarray[Any, Any]:
+        nonlocal at
+        at += size
+        return data[at - size : at].copy().view(np.dtype(own)).reshape(full)
+
+    for name, (kind, what, shape, dtype, value, components) in described.items():
         saved = _KINDS[kind](what, tuple(shape), dtype, value)
         if saved.is_array:
-            own, full, size = value
-            array = data[at : at + size].copy().view(np.dtype(own)).reshape(full)
-            saved, at = dataclasses.replace(saved, value=array), at + size
-        leaves[name] = saved
+            saved = dataclasses.replace(saved, value=array(*value))
+        leaves[name] = saved if components is None else dataclasses.replace(saved, components=array(*components))
     return Manifest(leaves, aliases, groups)

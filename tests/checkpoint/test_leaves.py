@@ -1,0 +1,71 @@
+"""Components of sync-on-read variables in checkpoints of deterministic programs, beside their aggregate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.checkpoint import Checkpoint, CheckpointReader
+from mirrored.checkpoint.manifest import read_manifest
+
+# The shares of this sum, and the mean of three of these means, round to other values.
+VALUES = {"SUM": [21.1, 20.7, 21.2], "MEAN": [0.98349875, 0.1, 0.7], "ONLY_FIRST_REPLICA": [1.0, 2.0, 3.0]}
+
+
+def variable(aggregation: str, devices: int, replicas: int = 3, deterministic: bool = True) -> Any:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas, deterministic=deterministic)
+    with strategy.scope():
+        return mr.Variable(np.zeros(2, np.float32), synchronization="ON_READ", aggregation=aggregation)
+
+
+def saved(aggregation: str, path: Path, deterministic: bool = True) -> tuple[Any, str]:
+    made = variable(aggregation, 3, deterministic=deterministic)
+    for one, value in zip(made.values, VALUES[aggregation], strict=True):
+        one.assign([value, -value])
+    return made, Checkpoint(v=made).write(path)
+
+
+def components(one: Any) -> list[bytes]:
+    return [np.asarray(part.read_value()).tobytes() for part in one.values]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("aggregation", VALUES)
+def test_the_same_number_of_replicas_continue_with_the_same_bits(aggregation, devices, tmp_path):
+    source, path = saved(aggregation, tmp_path / "c")
+    target = variable(aggregation, devices)
+    Checkpoint(v=target).restore(path).assert_consumed()
+    assert components(target) == components(source)
+    assert np.asarray(target).tobytes() == np.asarray(source).tobytes()
+
+
+@pytest.mark.parametrize("aggregation", VALUES)
+def test_others_see_the_aggregate(aggregation, tmp_path):
+    source, path = saved(aggregation, tmp_path / "c")
+    reader = CheckpointReader(path)
+    assert (reader.names, reader.shapes) == (("v",), {"v": (2,)})
+    np.testing.assert_array_equal(reader.read("v"), np.asarray(source))
+    assert read_manifest(path).shape_and_dtype == {"v": ((2,), "float32")}
+    for target in (variable(aggregation, 2, replicas=2), mr.Variable(np.zeros(2, np.float32))):
+        Checkpoint(v=target).restore(path).assert_consumed()
+        np.testing.assert_allclose(np.asarray(target), np.asarray(source), rtol=1e-6)
+
+
+def test_other_strategies_store_the_aggregate_alone(tmp_path):
+    _, path = saved("SUM", tmp_path / "c", deterministic=False)
+    assert read_manifest(path).leaves["v"].components is None
+
+
+def test_components_that_wait_for_their_variable_are_saved_again(tmp_path):
+    source, _ = saved("SUM", tmp_path / "a")
+    waiting = Checkpoint(parts={}, step=0)
+    waiting.restore(Checkpoint(parts={"v": source}, step=1).write(tmp_path / "b")).expect_partial()
+    late = Checkpoint(parts={}, step=0)
+    late.restore(waiting.write(tmp_path / "c"))
+    late.parts["v"] = variable("SUM", 2)
+    assert components(late.parts["v"]) == components(source)
