@@ -73,7 +73,7 @@ def test_an_interrupt_in_jaxs_caches_stays_an_interrupt(monkeypatch, comes, comp
         use(jnp.ones(2))
 
 
-@pytest.mark.parametrize("where", ["cache", "C"])
+@pytest.mark.parametrize("where", ["cache", "C", "C under a transformation"])
 @pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
 def test_an_interrupt_in_an_assignment_outside_of_a_run_stays_an_interrupt(monkeypatch, method, where):
     """It was the ValueError of JAX's cache, or the SystemError of code in C that Ctrl-C interrupts."""
@@ -83,6 +83,10 @@ def test_an_interrupt_in_an_assignment_outside_of_a_run_stays_an_interrupt(monke
     def interrupted(*_):
         if where == "C":
             raise SystemError("a function returned a result with an exception set") from KeyboardInterrupt()
+        if where == "C under a transformation":  # JAX inserts an exception that shows where an equation comes from
+            inserted = RuntimeError("the stack trace of the source")
+            inserted.__cause__ = KeyboardInterrupt()
+            raise SystemError("a function returned a result with an exception set") from inserted
         return jitted(Key(), 1.0) + jitted(Key(), 1.0)
 
     monkeypatch.setattr(Key, "comes", KeyboardInterrupt)

@@ -152,7 +152,8 @@ def check_failure(cell: Cell, strategy: Any = None) -> None:
     run = Run(cell, strategy)
     if isinstance(run.path, KerasFit):
         run.path.settle()
-    run.path.hook = _fail
+    # An uneven step runs eagerly on each worker. If it failed on one only, the others would wait in its all-reduce.
+    run.path.hook = _fail if strategy is None else _fail_everywhere
     try:
         run.epoch()
     except Failure:
@@ -175,6 +176,10 @@ def _fail() -> None:
     # A compiled replica does not know its number, and fails on all.
     if not isinstance(number, int) or number == last:
         raise Failure
+
+
+def _fail_everywhere() -> None:
+    raise Failure
 
 
 def check_interrupts(cell: Cell) -> None:

@@ -152,12 +152,15 @@ def is_interrupt(error: BaseException) -> bool:
     """Returns whether an exception is that by which code in C reports Ctrl-C (a KeyboardInterrupt).
 
     It is a ValueError of JAX's caches, or the SystemError of a function in C that returns although Ctrl-C was raised.
+    Between a SystemError and its cause JAX may insert an exception that shows where a traced operation comes from.
     """
+    cause: BaseException | None = error
     if isinstance(error, SystemError):
-        return isinstance(error.__cause__, KeyboardInterrupt)
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__
+        return cause is not None
     if not isinstance(error, ValueError) or not _COMPARING.search(str(error)):
         return False
-    cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, KeyboardInterrupt) or _INTERRUPTED.search(str(cause)):
             return True
