@@ -47,7 +47,7 @@ def test_the_gradient_is_that_of_the_array(name, scoped):
 
 # What places one array, or is NumPy's own: a variable has its own answers or none.
 NOT_OF_VALUES = {
-    *("committed", "device", "global_shards", "to_device"),
+    *("committed", "device", "global_shards", "sharding", "to_device"),
     *("byteswap", "flat", "dtype", "ndim", "shape", "size"),
 }
 # What programs call on the leaves of a model's state, as optax's `schedule_free` calls `copy`.
@@ -57,7 +57,6 @@ OF_LEAVES = {
     "itemsize": lambda leaf: leaf.itemsize,
     "block_until_ready": lambda leaf: leaf.block_until_ready(),
     "devices": lambda leaf: len(leaf.devices()) > 0,
-    "sharding": lambda leaf: isinstance(leaf.sharding, jax.sharding.Sharding),
     "addressable_shards": lambda leaf: leaf.addressable_shards[0].data,
     "tobytes": lambda leaf: leaf.tobytes(),
 }
@@ -73,6 +72,16 @@ def test_a_variable_answers_as_the_array_of_its_value(name, scoped):
     else:
         variable = mr.Variable(value)
     np.testing.assert_array_equal(OF_LEAVES[name](variable), OF_LEAVES[name](value))
+
+
+def test_arrays_made_like_a_variable_are_not_committed_to_its_devices():
+    """JAX's functions ask an operand for its `sharding`, and commit their results to it."""
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        variable = mr.Variable(jnp.ones(3))
+    on_the_first = jax.device_put(jnp.ones(3), jax.devices()[0])
+    for made in (jnp.zeros_like(variable), jnp.full_like(variable, 2.0), jnp.empty_like(variable) * 0):
+        assert (made + on_the_first).devices() == {jax.devices()[0]}
+    assert jax.jit(lambda x: x + 1)(variable).devices() == {jax.devices()[0]}
 
 
 def test_a_copy_is_not_changed_by_a_step():

@@ -124,7 +124,8 @@ class ArrayOperators:
         locals()[_name] = _method(_name)
     for _name in ("item", "tolist", "tobytes"):
         locals()[_name] = _conversion(_name)
-    for _name in ("nbytes", "itemsize", "sharding", "addressable_shards"):
+    # Not `sharding`: JAX would take a variable for an array that is committed to its devices, and commit results.
+    for _name in ("nbytes", "itemsize", "addressable_shards"):
         locals()[_name] = _property(_name)
     for _name in ("is_fully_replicated", "is_fully_addressable"):
         locals()[_name] = _property(_name)
