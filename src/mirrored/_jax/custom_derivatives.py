@@ -41,16 +41,15 @@ def has_rule_of_jax(rule: WrappedFun) -> bool:
     return _is_of_jax(rule.f)
 
 
-_of_jax: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_of_jax: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
 def _is_of_jax(function: Any) -> bool:
-    try:
-        found = _of_jax.get(function)
-        if found is None:
-            found = _of_jax[function] = _is_defined_in_jax(function)
-    except TypeError:  # not hashable, or without weak references
+    if not isinstance(function, FunctionType):  # other objects may have an `__eq__` of their own, or no hash
         return _is_defined_in_jax(function)
+    found = _of_jax.get(function)
+    if found is None:
+        found = _of_jax[function] = _is_defined_in_jax(function)
     return found
 
 
@@ -69,8 +68,12 @@ def _is_defined_in_jax(function: Any) -> bool:
     file = function.__code__.co_filename
     if wrapped is not None:
         return file.startswith((_JAX, contextlib.__file__)) and _is_defined_in_jax(wrapped)
-    held = [cell.cell_contents for cell in function.__closure__ or ()]
-    return file.startswith(_JAX) and all(map(_is_defined_in_jax, held))
+    if not file.startswith(_JAX):
+        return False
+    try:
+        return all(_is_defined_in_jax(cell.cell_contents) for cell in function.__closure__ or ())
+    except ValueError:  # an empty cell: the function holds what is defined later
+        return False
 
 
 def fill_stores(function: Any, by: Any) -> None:
