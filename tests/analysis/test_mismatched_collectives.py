@@ -49,6 +49,25 @@ def in_solver_of_root(condition):
     return lambda: lax.custom_root(lambda v: v - own(), own() + 1.0, solve, lambda g, y: y / g(1.0))
 
 
+def newton():
+    """Newton's method for the mean of values of the replicas: all values of the loop are equal on all replicas."""
+
+    def solve(f, v):
+        return lax.while_loop(lambda c: jnp.abs(f(c)) > 1e-6, lambda c: c - 0.5 * f(c), v)
+
+    start = jnp.float32(4.0)
+    return lambda: lax.custom_root(lambda w: total(w - own()), start, solve, lambda g, y: y / g(1.0))
+
+
+def counted(wrap):
+    """A loop of a number of sums that is equal on all replicas, in a function whose other operand differs."""
+
+    def loop(count, x):
+        return lax.fori_loop(0, count, lambda _, c: c + total(x), jnp.float32(0))
+
+    return lambda: wrap(loop)(jnp.int32(total(1.0)), own())
+
+
 def in_reduction():
     """A collective in the function of `lax.reduce`, any of whose arguments can be an element of the array."""
     return lambda: lax.reduce(
@@ -94,6 +113,10 @@ def test_under_a_condition_that_differs_they_are_refused(strategy, program):
         (in_scan(lambda: in_cond(lambda: total(own()))), 6.0),
         (lambda: lax.cond(own() > 0.0, lambda: 5.0, lambda: 7.0) + total(1.0), [9.0, 7.0]),
         (in_solver_of_root(lambda: total(own())), 1.0),
+        (newton(), 0.5),
+        (counted(jax.jit), 2.0),
+        (counted(lambda loop: lax.composite(loop, name="my.counted")), 2.0),
+        (counted(jax.custom_batching.sequential_vmap), 2.0),
     ],
     ids=[
         "cond",
@@ -103,6 +126,10 @@ def test_under_a_condition_that_differs_they_are_refused(strategy, program):
         "cond in scan",
         "no collective in the branch",
         "solver of custom_root",
+        "Newton's method in custom_root",
+        "jit",
+        "composite",
+        "sequential_vmap",
     ],
 )
 def test_under_a_condition_that_is_equal_they_work(strategy, program, expected):

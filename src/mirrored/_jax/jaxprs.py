@@ -139,6 +139,7 @@ _CALLS: Final = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "remat": "jaxpr",

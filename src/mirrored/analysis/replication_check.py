@@ -59,6 +59,8 @@ from mirrored.topology.device_assignment import AXIS
 
 _LONGEST_PATH: Final = 8
 _NAMES_PER_LINE: Final = 3
+# Their jaxpr takes the first operands in order; of `custom_root` those are the solver's constants and the first guess.
+_TAKING_FIRST_OPERANDS: Final = frozenset({"call_hi_primitive", "composite", "custom_vmap_call", "linear_call"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,10 +300,8 @@ class CollectiveSites:
             case While():
                 self._check_while(eqn, kind, operands, varying)
             case Plain(jaxprs):
-                # How such an equation (`lax.custom_root`, `lax.reduce`) passes its operands to its jaxprs is unknown.
-                # So one operand that varies makes all their inputs vary.
                 for jaxpr in jaxprs:
-                    self._check_inner(jaxpr, [any(operands)] * len(jaxpr.invars))
+                    self._check_inner(jaxpr, _entering(eqn, operands, len(jaxpr.invars)))
 
     def _check_scan(self, eqn: JaxprEqn, scan: Scan, operands: Sequence[bool], varying: Set[Any]) -> None:
         consts, carries = scan.num_consts, scan.num_carries
@@ -438,3 +438,11 @@ class Divergence:
         if not isinstance(atom, Literal) and atom in self._producers:
             return str(path_step_of(*self._producers[atom]))
         return self._label(atom)
+
+
+def _entering(eqn: JaxprEqn, operands: Sequence[bool], count: int) -> Sequence[bool]:
+    """Returns which of the `count` inputs of an equation's inner jaxpr vary, if these of the equation's operands do."""
+    if eqn.primitive.name in _TAKING_FIRST_OPERANDS and count <= len(operands):
+        return operands[:count]
+    # How such an equation (`lax.reduce`) passes its operands to its jaxprs is unknown.
+    return [any(operands)] * count
