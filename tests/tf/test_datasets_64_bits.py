@@ -18,7 +18,6 @@ STATES: dict[str, Callable[[], Any]] = {
     "constant": lambda: tf.constant(0, tf.int64),
     "zeros": lambda: tf.zeros([], tf.int64),
     "cast": lambda: tf.cast(0, tf.int64),
-    "variable": lambda: tf.Variable(tf.constant(0, tf.int64)),
     "numpy": lambda: np.int64(0),
 }
 states = pytest.mark.parametrize("state", STATES.values(), ids=STATES)
@@ -152,3 +151,11 @@ def test_lists_and_numbers_of_64_bits_are_tensors(function: Callable[[Any], Any]
 def test_numbers_that_do_not_fit_into_a_tensor_are_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="do not fit into int32"):
         make()
+
+
+def test_sums_of_a_state_that_is_int32_wrap_around_as_in_tensorflow() -> None:
+    for state in (tf.constant(42), tf.cast(42.0, tf.int32), tf.zeros([], tf.int32) + 42):
+        tf.cast(state, tf.int64)  # which makes the result int64, not its operand
+        scanned = D.range(3).scan(state, lambda s, _: (s * 1103515245 + 12345, s * 1103515245 + 12345))
+        assert scanned.element_spec.dtype == tf.int32
+        assert [int(x) for x in scanned][:2] == [-896987621, -1031181384]

@@ -25,6 +25,7 @@ from mirrored.runtime.ambient import ambient
 from mirrored.tf._data.host_arrays import as_bytes_array, is_text, on_host
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype, string
 from mirrored.tf._errors import InvalidArgumentError, TracedValueError
+from mirrored.tf._narrowed import made_as
 from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_ints
 from mirrored.values.operators import SEQUENCES
@@ -211,7 +212,7 @@ def constant(
         _refuse_floats("a Tensor", tensor.dtype, array_dtype(dtype))
         tensor = tensor.astype(array_dtype(dtype))
     if shape is None:
-        return tensor
+        return made_as(dtype, tensor, value)
     wanted = static_ints(shape, called="tf.constant", argument="shape")
     if tensor.size != 1 and tensor.size != int(np.prod(wanted)):
         raise InvalidArgumentError.of(
@@ -220,7 +221,8 @@ def constant(
             rule="a constant must have as many values as its shape has elements, or a single value",
             remedy="omit `shape`, or pass as many values as it has elements",
         )
-    return jnp.broadcast_to(tensor.reshape(()), wanted) if tensor.size == 1 else tensor.reshape(wanted)
+    made = jnp.broadcast_to(tensor.reshape(()), wanted) if tensor.size == 1 else tensor.reshape(wanted)
+    return made_as(dtype, made, value)
 
 
 def _texts(value: Any, shape: StaticInts | None = None) -> Any:
@@ -270,7 +272,7 @@ def convert_to_tensor(
             rule="a conversion cannot change the dtype of a tensor",
             remedy="use tf.cast(value, dtype)",
         )
-    return tensor
+    return made_as(dtype, tensor, value)
 
 
 def is_tensor(x: object) -> bool:

@@ -14,6 +14,7 @@ from mirrored._jax.sequences import COMPARISONS, OPERATORS, beside
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree, ShapeLike
 from mirrored.tf import _dtypes
+from mirrored.tf._narrowed import is_narrowed
 from mirrored.tf._rebinding import Rebinding
 from mirrored.tf._shapes import Described, TensorShape
 from mirrored.values.operators import SEQUENCES
@@ -232,16 +233,8 @@ def in_64_bits() -> AbstractContextManager[Any]:
 
 
 def initial_state(value: PyTree) -> Any:
-    """Converts tensors of int32 in the initial state of a function, as of `reduce`, to arrays of int64.
-
-    A tensor that was asked for as int64 has 32 bits without JAX's 64-bit mode, in which sums would wrap around.
-    """
-    return tree_map(_initial, value) if _dtypes.array_dtype("int64") == np.int32 else value
-
-
-def _initial(leaf: Any) -> Any:
-    is_int32 = getattr(leaf, "dtype", None) == np.int32
-    return np.asarray(leaf, np.int64) if is_int32 and not isinstance(leaf, np.ndarray | np.generic) else leaf
+    """Converts tensors that were asked for as int64 in the initial state of a function, as of `reduce`, to 64 bits."""
+    return tree_map(lambda leaf: np.asarray(leaf, np.int64) if is_narrowed(leaf) else leaf, value)
 
 
 def _seen(value: Any) -> Any:

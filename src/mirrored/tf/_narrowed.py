@@ -1,0 +1,46 @@
+"""Which tensors were asked for as int64, and have 32 bits because JAX's 64-bit mode is off.
+
+Functions of datasets compute in 64 bits. There such a tensor counts as int64, while the sums of a tensor that was asked
+for as int32 wrap around, as in TensorFlow.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirrored._jax.traces import Tracer
+from mirrored._typing import DTypeLike
+from mirrored.tf._dtypes import as_dtype, int64
+
+_MOST_COPIED: Final = 1024
+_narrowed: Final[dict[int, weakref.ref[Any]]] = {}  # by id: arrays have weak references, but no hash
+
+
+def made_as(dtype: DTypeLike | None, array: jax.Array, source: object = None) -> jax.Array:
+    """Returns an array, and records that it was asked for as int64 if it has 32 bits instead.
+
+    Args:
+        dtype: The dtype that was asked for.
+        array: The array.
+        source: The tensor from which it was made. If that is the array itself, a copy is returned and recorded, unless
+            the array is too large to be a state of a dataset's function.
+    """
+    if array.dtype == np.int32 and dtype is not None and as_dtype(dtype) is int64 and not isinstance(array, Tracer):
+        if array is source:
+            if array.size > _MOST_COPIED:
+                return array
+            array = jnp.copy(array)
+        key = id(array)
+        _narrowed[key] = weakref.ref(array, lambda _: _narrowed.pop(key, None))
+    return array
+
+
+def is_narrowed(value: object) -> bool:
+    """Returns whether a value is a tensor of 32 bits that was asked for as int64."""
+    found = _narrowed.get(id(value))
+    return found is not None and found() is value
