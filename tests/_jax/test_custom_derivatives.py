@@ -135,3 +135,21 @@ def test_values_that_custom_jvp_closes_over_stay_closed_over():
     np.testing.assert_array_equal(again(X, X + 1.0), X * (X + 1.0))
     _, tangent = jax.jvp(lambda x: again(x, X + 1.0), (X,), (jnp.ones(3),))
     assert tangent.tolist() == [10.0] * 3, "the rule of the function is not used"
+
+
+def test_a_function_with_an_empty_cell_is_not_of_jax():
+    def make():
+        @jax.custom_jvp
+        def chosen(x):
+            return later(x) if x is None else x * 3.0
+
+        chosen.defjvp(lambda primals, tangents: (primals[0] * 3.0, tangents[0] * 3.0))
+        if not chosen:
+
+            def later(x):
+                return x
+
+        return chosen
+
+    _, functions = received(lambda: make()(X))
+    assert [is_from_jax(function) for function in functions] == [False]
