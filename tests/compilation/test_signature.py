@@ -83,8 +83,9 @@ def test_a_signature_of_64_bits_takes_what_arrays_have_on_devices(wide: str, nar
         assert double(values).dtype == narrow
     concrete = double.get_concrete_function(jax.ShapeDtypeStruct((2,), np.dtype(wide)))
     assert concrete(jnp.ones(2, narrow)).tolist() == [2, 2]
+    assert double(np.ones(2, "uint8")).dtype == narrow  # a NumPy array is converted, an array of JAX is not
     with pytest.raises(mr.errors.SignatureError, match=f"requires {narrow}"):
-        double(np.ones(2, "uint8"))
+        double(jnp.ones(2, "uint8"))
 
 
 def test_the_spec_of_a_distributed_dataset_is_a_signature(strategy_of_two: mr.MirroredStrategy) -> None:

@@ -390,10 +390,10 @@ def test_custom_aggregation_is_checked_at_creation(aggregation, message):
     ("options", "message"),
     [
         ({"aggregation": "MEAN"}, "the mean of integers is not an integer"),
-        ({"aggregation": "MAX"}, "aggregation='MAX' for variable 'n'"),
-        ({"aggregation": 7}, "aggregation=7"),
-        ({"synchronization": "NONE"}, "synchronization="),
-        ({"synchronization": "SOMETIMES"}, "synchronization='SOMETIMES'"),
+        ({"aggregation": "MAX"}, "Invalid variable aggregation mode: MAX for variable: n"),
+        ({"aggregation": 7}, "Invalid variable aggregation mode: 7 for variable: n"),
+        ({"synchronization": "NONE"}, "`NONE` variable synchronization mode is not supported"),
+        ({"synchronization": "SOMETIMES"}, "Invalid variable synchronization mode: SOMETIMES for variable: n"),
     ],
     ids=str,
 )
