@@ -19,7 +19,7 @@ CORE_MARKS ?= not slow and not chaos
 
 help:
 	@echo "make demo         trains a convnet on 4 replicas and writes a report to demo_report/ (under 3 minutes)"
-	@echo "make test         runs the test suite (about 12 minutes on 2 cores)"
+	@echo "make test         runs the test suite (about 15 minutes on 2 cores)"
 	@echo "make test-long    runs the longer tests that CI runs, too: tutorials, examples, further cases of large tests"
 	@echo "make test-slow    runs the slow tests: long trainings, chaos, every case of the sampled tests"
 	@echo "make explore      runs the property-based tests with new random examples"
