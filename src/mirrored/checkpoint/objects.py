@@ -93,7 +93,7 @@ class CheckpointSlotGroup(Protocol):
 
 
 class OptimizerState(Protocol):
-    """Protocol of the state that an optimizer has created so far: scalars, and groups of model variables."""
+    """Protocol of an optimizer's state: scalars, and slot variables by groups of model variables."""
 
     @property
     def scalars(self) -> Mapping[str, Variable]:

@@ -11,7 +11,7 @@ from mirrored._jax.traces import eager
 
 
 class Settings:
-    """The JAX settings and context variables of the thread that creates this object, for threads that work for it.
+    """A snapshot of a thread's JAX settings and context variables, which its worker threads apply.
 
     JAX's settings (``with jax.enable_x64(True):``, matmul precision, dtype promotion) belong to a thread. Without them
     a function of the dataset would compute elements of another dtype or precision in another thread. A trace or tape

@@ -62,7 +62,7 @@ def read_again(cursor: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """An exception in place of the element that raises it."""
+    """Takes the place of an element whose computation raised an exception, and holds that exception."""
 
     error: Exception
 

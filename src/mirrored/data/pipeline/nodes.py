@@ -34,7 +34,7 @@ KEYS: Final = 2
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The state of one pass over a dataset: its number, the repetition numbers of `repeat`, and the random seeds.
+    """The state of one pass over a dataset: the pass's number, the epoch of each `repeat`, and the random seeds.
 
     Attributes:
         path: The number of the iteration. In a dataset that a function of another one makes, also the `key` of the pass
@@ -231,7 +231,7 @@ class IndexedNode(Node):
 
     @abc.abstractmethod
     def open(self, run: Run) -> Rows:
-        """Returns the elements of one pass as a random-access sequence, if the operation `is_indexed`."""
+        """Returns the elements of one pass over the dataset as a random-access sequence; requires `is_indexed`."""
 
     def stream(self, run: Run) -> Any:
         """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def device_for(strategy: Strategy | None, called: str) -> Any:
-    """Returns the single device on which a deterministic `fit` computes, or None if batches are split over devices.
+    """Returns the device on which `fit` computes whole batches (`deterministic=True`); None if replicas split them.
 
     Raises:
         ContextError: The strategy is deterministic and spans several processes.

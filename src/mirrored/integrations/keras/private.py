@@ -240,7 +240,7 @@ def has_loop_state(model: Model) -> bool:
 
 
 def resume_sync(model: Model) -> None:
-    """Makes `jax_state_sync` assign the values of the last loop, also if Keras has begun another one since."""
+    """Makes the next `jax_state_sync` assign the values of the last `fit`, also if Keras has begun a new loop since."""
     model._jax_state_synced = False
 
 
