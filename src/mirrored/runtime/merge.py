@@ -87,7 +87,7 @@ class Merge:
     enclosed: tuple[tuple[str, Any], ...] = ()
 
     def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Calls `run` for all replicas; if user code in it raises an exception, undoes the assignments of variables in it."""
+        """Calls `run` for all replicas; undoes its assignments of variables if user code in it raises an exception."""
         return or_undone(lambda: self.run(payloads)) if self.calls_user_code else self.run(payloads)
 
 
