@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -526,3 +529,30 @@ def test_a_scalar_beside_the_arrays_of_a_batch() -> None:
         rows, factor = keras.Input((3,)), keras.Input(batch_shape=())
         model = keras.Model([rows, factor], keras.layers.Dense(1, kernel_initializer="ones")(rows * factor))
     np.testing.assert_allclose(model.predict_on_batch([x, np.float32(2)]), np.full((4, 1), 6.0))
+
+
+@pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("steps", [None, 1], ids=["whole", "stopped"])
+def test_the_threads_that_read_a_dataset_end_with_the_loop(loop: str, steps: int | None) -> None:
+    """They copy the context variables of the reader; one with the loop kept its iterator, and so the threads, alive."""
+    x, y = np.ones((12, 2), np.float32), np.ones((12, 1), np.float32)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    pairs = (
+        mr.data.Dataset.from_tensor_slices((x, y))
+        .map(lambda a, b: (a * 2, b), num_parallel_calls=2)
+        .batch(2)
+        .prefetch(2)
+    )
+    before = set(threading.enumerate())
+    options = {"steps_per_epoch" if loop == "fit" else "steps": steps}
+    getattr(model, loop)(pairs if loop != "predict" else pairs.map(lambda a, b: a), verbose=0, **options)
+
+    def are_left() -> set[threading.Thread]:
+        gc.collect()
+        return set(threading.enumerate()) - before
+
+    end = time.monotonic() + 10
+    while are_left() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not are_left()

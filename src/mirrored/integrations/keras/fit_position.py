@@ -13,7 +13,6 @@ on the data:
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import inspect
@@ -30,6 +29,7 @@ from mirrored.collectives.host_allgather import host_allgather
 from mirrored.data.common_position import common_position
 from mirrored.errors import ArgumentError, InputError
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.loops import InProgress
 from mirrored.integrations.keras.private import (
     ArrayDataAdapter,
     EpochIterator,
@@ -223,7 +223,7 @@ class FitPosition:
         return resumption
 
 
-_current: contextvars.ContextVar[FitPosition | None] = contextvars.ContextVar("_current", default=None)
+_current: Final = InProgress[FitPosition]("mirrored.keras_fit_position")
 
 
 def position() -> FitPosition | None:
@@ -352,11 +352,8 @@ def _with_position(fit: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fit)
     def with_position(self: Model, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
-        token = _current.set(FitPosition(_flat(given)))
-        try:
+        with _current.within(FitPosition(_flat(given))):
             return fit(self, *args, **kwargs)
-        finally:
-            _current.reset(token)
 
     return with_position
 

@@ -11,8 +11,10 @@ import contextvars
 import dataclasses
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import jax
 
@@ -67,17 +69,43 @@ class Loop:
     is_compared: bool = False
 
 
-_current: contextvars.ContextVar[Loop | None] = contextvars.ContextVar("_current", default=None)
+T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def within_loop(loop: Loop) -> Iterator[None]:
+class InProgress(Generic[T]):
+    """A context variable with a weak reference to the call that is in progress.
+
+    Threads that read a dataset ahead have a copy of the reader's context variables. A strong reference to a call that
+    holds the iterator would keep the iterator alive as long as its own threads, and these end with the iterator.
+
+    Args:
+        name: The name of the context variable.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._variable: contextvars.ContextVar[weakref.ref[T] | None] = contextvars.ContextVar(name, default=None)
+
+    def get(self) -> T | None:
+        """Returns the call in progress; None if there is none."""
+        found = self._variable.get()
+        return None if found is None else found()
+
+    @contextlib.contextmanager
+    def within(self, call: T) -> Iterator[None]:
+        """Makes a call the one in progress in a ``with`` block."""
+        token = self._variable.set(weakref.ref(call))
+        try:
+            yield
+        finally:
+            self._variable.reset(token)
+
+
+_current: Final = InProgress[Loop]("mirrored.keras_loop")
+
+
+def within_loop(loop: Loop) -> AbstractContextManager[None]:
     """Makes a loop the one in progress in a ``with`` block; a callback or the validation of `fit` calls another one."""
-    token = _current.set(loop)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return _current.within(loop)
 
 
 def called_method(default: str) -> str:
