@@ -137,19 +137,42 @@ def test_values_that_custom_jvp_closes_over_stay_closed_over():
     assert tangent.tolist() == [10.0] * 3, "the rule of the function is not used"
 
 
+def tripling(function):
+    made = jax.custom_jvp(function)
+    made.defjvp(lambda primals, tangents: (primals[0] * 3.0, tangents[0] * 3.0))
+    return made
+
+
 def test_a_function_with_an_empty_cell_is_not_of_jax():
-    def make():
-        @jax.custom_jvp
-        def chosen(x):
-            return later(x) if x is None else x * 3.0
+    def make(is_defined):
+        def function(x):
+            return helper(x) if is_defined else x * 3.0
 
-        chosen.defjvp(lambda primals, tangents: (primals[0] * 3.0, tangents[0] * 3.0))
-        if not chosen:
+        if is_defined:
 
-            def later(x):
+            def helper(x):
                 return x
 
-        return chosen
+        return tripling(function)
 
-    _, functions = received(lambda: make()(X))
+    _, functions = received(lambda: make(False)(X))
     assert [is_from_jax(function) for function in functions] == [False]
+
+
+class Comparing:
+    """A callable object that is compared elementwise, like the modules of some libraries."""
+
+    def __call__(self, x):
+        return x * 3.0
+
+    def __eq__(self, other):
+        return np.zeros(2, bool)
+
+    def __hash__(self):
+        return 1
+
+
+def test_an_object_that_is_compared_elementwise_is_not_of_jax():
+    for _ in range(2):
+        _, functions = received(lambda: tripling(Comparing())(X))
+        assert [is_from_jax(function) for function in functions] == [False]

@@ -286,6 +286,18 @@ def _host(eqn: JaxprEqn) -> ValueSource | None:
     return None
 
 
+_PASSING_FIRST_OPERANDS: Final = frozenset({"composite", "custom_vmap_call", "linear_call"})
+
+
+def passes_first_operands(eqn: JaxprEqn) -> bool:
+    """Returns whether an equation other than a call passes its first operands, in order, to a jaxpr in its parameters.
+
+    Those of `lax.custom_root` (a primitive of its own from JAX 0.12) are the solver's constants and the first guess.
+    """
+    is_root = type(eqn.params.get("_prim")).__name__ == "CustomRoot"
+    return is_root or eqn.primitive.name in _PASSING_FIRST_OPERANDS
+
+
 def _plain(eqn: JaxprEqn) -> Plain:
     if eqn.primitive.name in _SEPARATE and len(eqn.invars) == len(eqn.outvars) > 1:
         return Plain(is_separate=True)

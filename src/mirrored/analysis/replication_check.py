@@ -23,6 +23,7 @@ from mirrored._jax.jaxprs import (
     While,
     collectives_in,
     constants_of,
+    passes_first_operands,
     primitive_names,
 )
 from mirrored._jax.local_collectives import SAME
@@ -59,8 +60,6 @@ from mirrored.topology.device_assignment import AXIS
 
 _LONGEST_PATH: Final = 8
 _NAMES_PER_LINE: Final = 3
-# Their jaxpr takes the first operands in order; of `custom_root` those are the solver's constants and the first guess.
-_TAKING_FIRST_OPERANDS: Final = frozenset({"call_hi_primitive", "composite", "custom_vmap_call", "linear_call"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -442,7 +441,7 @@ class Divergence:
 
 def _entering(eqn: JaxprEqn, operands: Sequence[bool], count: int) -> Sequence[bool]:
     """Returns which of the `count` inputs of an equation's inner jaxpr vary, if these of the equation's operands do."""
-    if eqn.primitive.name in _TAKING_FIRST_OPERANDS and count <= len(operands):
+    if passes_first_operands(eqn) and count <= len(operands):
         return operands[:count]
     # How such an equation (`lax.reduce`) passes its operands to its jaxprs is unknown.
     return [any(operands)] * count

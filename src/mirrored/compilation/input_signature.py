@@ -113,7 +113,8 @@ def from_python(value: object, dtype: Any) -> Any:
 def from_numpy(value: Any, dtype: Any) -> Any:
     """Converts an array or scalar of NumPy to a declared dtype, as TensorFlow does; returns any other value unchanged.
 
-    It is also unchanged if it is masked or not of numbers, or if a number would change otherwise than by rounding.
+    Masked arrays, arrays that do not hold numbers, and arrays of which a number would change by more than rounding are
+    returned unchanged, too.
     """
     if not isinstance(value, np.ndarray | np.generic) or canonical_dtype(value.dtype) == dtype:
         return value

@@ -15,7 +15,8 @@ class Settings:
 
     JAX's settings (``with jax.enable_x64(True):``, matmul precision, dtype promotion) belong to a thread. Without them
     a function of the dataset would compute elements of another dtype or precision in another thread. A trace or tape
-    that is in progress is left out: it ends before the threads do.
+    that is in progress is left out: it ends before the threads do. A context variable that refers to the iterator of
+    these threads keeps it alive, and so the threads.
 
     Attributes:
         reader: The thread that reads the elements, which keeps its own settings.

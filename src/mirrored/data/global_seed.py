@@ -10,12 +10,12 @@ seed_lock: Final = threading.Lock()
 
 
 class GlobalSeed:
-    """The global seed, and the counters of seeds and of functions that have been numbered since it was set.
+    """The global seed, and how many seeds were drawn and functions numbered since it was set.
 
     Attributes:
         seed: The global seed.
         count: The number of seeds drawn.
-        functions: The number of functions that have got a number.
+        functions: The number of functions that were numbered.
         resets: How often the global seed was set.
     """
 

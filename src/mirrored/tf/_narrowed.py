@@ -1,7 +1,7 @@
-"""Which tensors were asked for as int64, and have 32 bits because JAX's 64-bit mode is off.
+"""Records which tensors were requested as int64, and have 32 bits because JAX's 64-bit mode is off.
 
-Functions of datasets compute in 64 bits. There such a tensor counts as int64, while the sums of a tensor that was asked
-for as int32 wrap around, as in TensorFlow.
+Functions of datasets compute in 64 bits. There such a tensor counts as int64. The sums of a tensor that was requested
+as int32 wrap around, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MOST_COPIED: Final = 1024
 _narrowed: Final[dict[int, weakref.ref[Any]]] = {}  # by id: arrays have weak references, but no hash
 
 
-def made_as(dtype: DTypeLike | None, array: jax.Array, source: object = None) -> jax.Array:
-    """Returns an array, and records that it was asked for as int64 if it has 32 bits instead.
+def requested_as(dtype: DTypeLike | None, array: jax.Array, source: object = None) -> jax.Array:
+    """Returns an array, and records that it was requested as int64 if it has 32 bits instead.
 
     Args:
-        dtype: The dtype that was asked for.
+        dtype: The requested dtype.
         array: The array.
         source: The tensor from which it was made. If that is the array itself, a copy is returned and recorded, unless
             the array is too large to be a state of a dataset's function.
@@ -41,6 +41,6 @@ def made_as(dtype: DTypeLike | None, array: jax.Array, source: object = None) ->
 
 
 def is_narrowed(value: object) -> bool:
-    """Returns whether a value is a tensor of 32 bits that was asked for as int64."""
+    """Returns whether a value is a tensor of 32 bits that was requested as int64."""
     found = _narrowed.get(id(value))
     return found is not None and found() is value

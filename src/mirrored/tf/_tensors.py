@@ -6,7 +6,6 @@ keep their dtype as far as JAX has it.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
@@ -25,7 +24,7 @@ from mirrored.runtime.ambient import ambient
 from mirrored.tf._data.host_arrays import as_bytes_array, is_text, on_host
 from mirrored.tf._dtypes import DType, array_dtype, as_dtype, string
 from mirrored.tf._errors import InvalidArgumentError, TracedValueError
-from mirrored.tf._narrowed import made_as
+from mirrored.tf._narrowed import requested_as
 from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_ints
 from mirrored.values.operators import SEQUENCES
@@ -48,8 +47,10 @@ def as_tensor(value: Operand, dtype: DTypeLike | None = None) -> jax.Array:
     if isinstance(value, jax.Array):
         return value
     if dtype is None and type(value) in _PYTHON_SCALARS and is_eager():
-        with contextlib.suppress(OverflowError):  # an integer of more than 32 bits
+        try:
             return jnp.array(value, _PYTHON_SCALARS[type(value)])  # takes half the time of the path through NumPy
+        except OverflowError:  # an integer of more than 32 bits
+            pass
     if hasattr(type(value), "__jax_array__"):
         return value.__jax_array__()  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)) and _has_tensors(value):
@@ -212,7 +213,7 @@ def constant(
         _refuse_floats("a Tensor", tensor.dtype, array_dtype(dtype))
         tensor = tensor.astype(array_dtype(dtype))
     if shape is None:
-        return made_as(dtype, tensor, value)
+        return requested_as(dtype, tensor, value)
     wanted = static_ints(shape, called="tf.constant", argument="shape")
     if tensor.size != 1 and tensor.size != int(np.prod(wanted)):
         raise InvalidArgumentError.of(
@@ -222,7 +223,7 @@ def constant(
             remedy="omit `shape`, or pass as many values as it has elements",
         )
     made = jnp.broadcast_to(tensor.reshape(()), wanted) if tensor.size == 1 else tensor.reshape(wanted)
-    return made_as(dtype, made, value)
+    return requested_as(dtype, made, value)
 
 
 def _texts(value: Any, shape: StaticInts | None = None) -> Any:
@@ -272,7 +273,7 @@ def convert_to_tensor(
             rule="a conversion cannot change the dtype of a tensor",
             remedy="use tf.cast(value, dtype)",
         )
-    return made_as(dtype, tensor, value)
+    return requested_as(dtype, tensor, value)
 
 
 def is_tensor(x: object) -> bool:

@@ -251,7 +251,7 @@ def _last(node: Node) -> Node:
 
 
 def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns whether certainly no example is dropped in the first `count` batches, of `size` and of `step.size`."""
+    """Returns whether the first `count` batches surely drop no example, with batches of `size` and of `step.size`."""
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
     if isinstance(repeat, Concatenated):

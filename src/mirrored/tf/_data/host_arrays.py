@@ -233,7 +233,7 @@ def in_64_bits() -> AbstractContextManager[Any]:
 
 
 def initial_state(value: PyTree) -> Any:
-    """Converts tensors that were asked for as int64 in the initial state of a function, as of `reduce`, to 64 bits."""
+    """Converts tensors that were requested as int64 to 64 bits, in the initial state of a function like `reduce`."""
     return tree_map(lambda leaf: np.asarray(leaf, np.int64) if is_narrowed(leaf) else leaf, value)
 
 

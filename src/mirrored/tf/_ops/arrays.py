@@ -16,7 +16,7 @@ from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import DTypeLike, Operand, ShapeLike, StaticInts
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._narrowed import made_as
+from mirrored.tf._narrowed import requested_as
 from mirrored.tf._shapes import TensorShape
 from mirrored.tf._static import StaticTensor, static_int, static_ints, static_tensor
 from mirrored.tf._table import Axes, Common, Int, Ints, hosted, op, register, reported, rows, tensors
@@ -38,13 +38,13 @@ rows(
 @op("zeros")
 def zeros(shape: Ints, dtype: DTypeLike = "float32", name: str | None = None, layout: object = None) -> jax.Array:
     """Creates a tensor with all elements set to zero."""
-    return made_as(dtype, jnp.zeros(shape, array_dtype(dtype)))
+    return requested_as(dtype, jnp.zeros(shape, array_dtype(dtype)))
 
 
 @op("ones")
 def ones(shape: Ints, dtype: DTypeLike = "float32", name: str | None = None, layout: object = None) -> jax.Array:
     """Creates a tensor with all elements set to one."""
-    return made_as(dtype, jnp.ones(shape, array_dtype(dtype)))
+    return requested_as(dtype, jnp.ones(shape, array_dtype(dtype)))
 
 
 @op("zeros_like")
@@ -52,7 +52,7 @@ def zeros_like(
     input: jax.Array, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
 ) -> jax.Array:
     """Creates a tensor of zeros with the shape of the input, and its dtype unless `dtype` is given."""
-    return made_as(dtype, jnp.zeros_like(input, dtype=input.dtype if dtype is None else array_dtype(dtype)))
+    return requested_as(dtype, jnp.zeros_like(input, dtype=input.dtype if dtype is None else array_dtype(dtype)))
 
 
 @op("ones_like")
@@ -60,7 +60,7 @@ def ones_like(
     input: jax.Array, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
 ) -> jax.Array:
     """Creates a tensor of ones with the shape of the input, and its dtype unless `dtype` is given."""
-    return made_as(dtype, jnp.ones_like(input, dtype=input.dtype if dtype is None else array_dtype(dtype)))
+    return requested_as(dtype, jnp.ones_like(input, dtype=input.dtype if dtype is None else array_dtype(dtype)))
 
 
 @op("fill")

@@ -14,7 +14,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.generator import next_key
 from mirrored.tf._ops.random_streams import initial_state, key_of
-from mirrored.tf._ops.samplers import drawn_in, unit_normal, unit_truncated_normal
+from mirrored.tf._ops.samplers import drawing_dtype, unit_normal, unit_truncated_normal
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import register
 from mirrored.tf._tensors import as_tensor
@@ -164,9 +164,9 @@ class VarianceScaling(Initializer):
         if len(shape) < 2:  # for a vector, TensorFlow sets fan_in = fan_out = length; JAX raises
             size = shape[0] if shape else 1
             make = jax.nn.initializers.variance_scaling(self._scale, "fan_in", how)
-            return make(_key(self._seed), (size, 1), drawn_in(dtype)).astype(dtype).reshape(shape)
+            return make(_key(self._seed), (size, 1), drawing_dtype(dtype)).astype(dtype).reshape(shape)
         make = jax.nn.initializers.variance_scaling(self._scale, self._mode, how)  # type: ignore[arg-type]
-        return make(_key(self._seed), shape, drawn_in(dtype)).astype(dtype)
+        return make(_key(self._seed), shape, drawing_dtype(dtype)).astype(dtype)
 
 
 def _scaling(name: str, scale: float, mode: str, distribution: str) -> type[Initializer]:
@@ -196,7 +196,7 @@ class Orthogonal(Initializer):
         self._gain, self._seed = gain, seed
 
     def _made(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
-        return jax.nn.initializers.orthogonal(self._gain)(_key(self._seed), shape, drawn_in(dtype)).astype(dtype)
+        return jax.nn.initializers.orthogonal(self._gain)(_key(self._seed), shape, drawing_dtype(dtype)).astype(dtype)
 
 
 class Identity(Initializer):

@@ -18,7 +18,7 @@ from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._data.host_arrays import is_text, texts_equal
 from mirrored.tf._dtypes import array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._narrowed import made_as
+from mirrored.tf._narrowed import requested_as
 from mirrored.tf._ops import kinks
 from mirrored.tf._table import Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor, operands
@@ -273,7 +273,7 @@ def complex_(real: Common, imag: Common) -> jax.Array:
 def cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Converts a tensor to another dtype: truncates floats to integers, drops imaginary parts."""
     wanted = array_dtype(dtype)
-    return made_as(dtype, (jnp.real(x) if x.dtype.kind == "c" and wanted.kind != "c" else x).astype(wanted), x)
+    return requested_as(dtype, (jnp.real(x) if x.dtype.kind == "c" and wanted.kind != "c" else x).astype(wanted), x)
 
 
 @op("dtypes.saturate_cast saturate_cast")

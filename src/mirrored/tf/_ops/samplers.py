@@ -23,19 +23,19 @@ def _shape(shape: StaticInts, called: str) -> tuple[int, ...]:
     return static_ints(shape, called=f"tf.random.{called}", argument="shape")
 
 
-def drawn_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype in which to draw: float32 for 16 bits, in which JAX draws few values, whose mean is biased."""
+def drawing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype in which to draw: float32 for 16 bits, in which JAX draws few values with a biased mean."""
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 
 def unit_normal(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
     """Returns samples of the standard normal distribution, drawn with a JAX key."""
-    return jax.random.normal(key, shape, drawn_in(dtype)).astype(dtype)
+    return jax.random.normal(key, shape, drawing_dtype(dtype)).astype(dtype)
 
 
 def unit_truncated_normal(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
     """Returns samples of the standard normal distribution truncated at -2 and 2, drawn with a JAX key."""
-    return jax.random.truncated_normal(key, -2.0, 2.0, shape, drawn_in(dtype)).astype(dtype)
+    return jax.random.truncated_normal(key, -2.0, 2.0, shape, drawing_dtype(dtype)).astype(dtype)
 
 
 def normal(
@@ -150,7 +150,7 @@ def gamma(
     `shape` is that of the result, and includes that of the parameters.
     """
     wanted = array_dtype(dtype)
-    wide = drawn_in(wanted)
+    wide = drawing_dtype(wanted)
     drawn = jax.random.gamma(key, as_tensor(alpha).astype(wide), _shape(shape, "gamma"), wide).astype(wanted)
     return drawn if beta is None else drawn / as_tensor(beta).astype(wanted)
 
