@@ -17,7 +17,7 @@ from mirrored._jax.traces import Tracer
 from mirrored._typing import DTypeLike
 from mirrored.tf._dtypes import as_dtype, int64
 
-_MOST_COPIED: Final = 1024
+_MOST_COPIED: Final = 16  # larger arrays are rather labels of a step, in which a copy costs time, than a state
 _narrowed: Final[dict[int, weakref.ref[Any]]] = {}  # by id: arrays have weak references, but no hash
 
 
