@@ -103,14 +103,16 @@ def test_replicas_folded_on_the_devices_of_two_workers(tmp_path):
     check_training(found, expected(deterministic=True, devices=1), same_bits=True)
 
 
-def test_elements_of_values_are_those_of_the_worker_or_refused(tmp_path):
-    for index, found in enumerate(run("components", [2, 2], tmp_path)):
+def test_elements_of_values_are_those_of_the_worker_or_refused_and_are_restored(tmp_path):
+    for index, found in enumerate(run("components", [2, 2], tmp_path, str(tmp_path / "checkpoint"))):
         own = [2.0 * index + 1, 2.0 * index + 2]
         assert found["outside"] == found["merged"] == own
         assert found["second, in a replica"] == [own[1]] * 2
         for way in ("function", "compiled run", "assigned"):
             assert found[way].startswith("a component of sync-on-read variable 'seen' is used in a compiled function")
         assert found["outside, after"] == own
+        tenths = [float(np.float32(one / 10)) for one in own]
+        assert found["saved"] == found["restored"] == tenths
 
 
 @pytest.mark.long

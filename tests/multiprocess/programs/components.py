@@ -1,12 +1,14 @@
-"""Elements of `values` of a sync-on-read variable, in all contexts: ``components.py``."""
+"""Elements of `values` of a sync-on-read variable, in all contexts and in a checkpoint: ``components.py folder``."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import mirrored as mr
+from mirrored.checkpoint import Checkpoint
 from mirrored.errors import ContextError
 
 strategy = mr.MultiWorkerMirroredStrategy()
@@ -43,4 +45,14 @@ found["function"] = refused(second)
 found["compiled run"] = refused(lambda: strategy.run(second))
 found["assigned"] = refused(lambda: seen.values[0].assign(50.0))
 found["outside, after"] = components()
+
+# The shares of a sum are not its components; with `deterministic=True` a restore returns the components.
+with mr.MultiWorkerMirroredStrategy(deterministic=True).scope() as deterministic:
+    seen = mr.Variable(0.0, synchronization="ON_READ", aggregation="SUM", trainable=False, name="exact")
+deterministic.run(lambda: (seen.assign((mr.get_replica_context().replica_id_in_sync_group + 1) / 10), None)[1])
+path = Checkpoint(seen=seen).write(sys.argv[1])
+found["saved"] = components()
+deterministic.run(lambda: (seen.assign(0.0), None)[1])
+Checkpoint(seen=seen).restore(path).assert_consumed()
+found["restored"] = components()
 print("RESULT", json.dumps(found), flush=True)
