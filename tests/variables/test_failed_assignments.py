@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored.errors import LostStateError
 from mirrored.variables import former
 
 FAILURE = pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory")
@@ -156,3 +157,15 @@ def test_many_pending_assignments_are_undone() -> None:
             variable.assign(value)
         variables[-1].numpy()
     assert [float(variable.numpy()) for variable in variables] == [float(place) for place in range(200)]
+
+
+def test_a_deleted_array_is_stored_as_a_lost_value() -> None:
+    """A Keras loop stores what it has donated to a failed step; its own error must be the one that is raised."""
+    v, deleted = mr.Variable(jnp.full(3, 1.0), name="v"), jnp.full(3, 2.0)
+    deleted.delete()
+    v.store(deleted)
+    v.lose("it was donated")
+    with pytest.raises(LostStateError, match="it was donated"):
+        v.numpy()
+    v.assign(jnp.full(3, 4.0))
+    assert v.numpy().tolist() == [4.0] * 3

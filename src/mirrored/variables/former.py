@@ -99,8 +99,8 @@ on_assignment(note_assignment)
 
 def _is_pending(value: Any) -> bool:
     """Returns whether an array is not computed yet; raises the error of a computation that has failed."""
-    if isinstance(value, Tracer) or not hasattr(value, "is_ready"):
-        return False
+    if isinstance(value, Tracer) or not hasattr(value, "is_ready") or value.is_deleted():
+        return False  # `VariableStorage.lose` marks variables that are assigned deleted arrays
     if not value.is_ready():
         return True
     value.block_until_ready()

@@ -72,12 +72,7 @@ def is_from_fit() -> bool:
 def stored_at_once(made: Variable, value: object) -> bool:
     """Stores an array directly in a variable, faster than `assign`; returns False if that is impossible."""
     here, device_assignment = ambient(), made.device_assignment
-    if (
-        here.store is not None
-        or here.replica is not None
-        or device_assignment is None
-        or device_assignment.spans_processes
-    ):
+    if here.store is not None or here.replica is not None or device_assignment is None:
         return False
     if not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return False
@@ -87,6 +82,8 @@ def stored_at_once(made: Variable, value: object) -> bool:
         made.store(value)
         lose_deleted(made)
         return True
+    if device_assignment.spans_processes:
+        return False
     if made.per_replica:
         return _store_components(made, value)
     if not (_from_fit.get() and value.sharding.is_equivalent_to(device_assignment.replicated, value.ndim)):
