@@ -21,6 +21,7 @@ def test_environment_variable_makes_virtual_devices():
     assert done.stdout == "5 GPU\n", done.stderr
 
 
+@pytest.mark.long
 def test_virtual_devices_take_precedence_over_xla_flags():
     program = "import mirrored.config as c; c.set_virtual_devices(3); import jax; print(len(jax.devices()))"
     done = run_python(program, XLA_FLAGS="--xla_force_host_platform_device_count=2")

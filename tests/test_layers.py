@@ -87,8 +87,10 @@ class Import:
 
 def imports_of(tree: ast.AST, in_function: bool = False, type_checking: bool = False) -> Iterator[Import]:
     for node in ast.iter_child_nodes(tree):
-        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        typing_only = type_checking or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        if isinstance(node, ast.expr):  # contains no import
+            continue
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        typing_only = type_checking or (isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING"))
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, node.lineno, inside, typing_only) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -126,10 +128,22 @@ def upward(package: str, target: str) -> bool:
     return to is not None and to != package and LEVEL[to] >= LEVEL[package]
 
 
+@functools.cache  # every file is searched several times
+def names_in(tree: ast.AST) -> list[str]:
+    """Returns what a module imports, and its attributes: ``a.b.c``, or ``().b.c`` of a call's result."""
+    found = [one.target for one in imports_of(tree)]
+    return found + [dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "()"
+
+
 def unstable_names(tree: ast.AST) -> list[str]:
     """What a module takes from JAX's unstable parts, by import or by attribute."""
-    found = [one.target for one in imports_of(tree)]
-    found += [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    found = names_in(tree)
     return [name for name in found if any(name == bad or name.startswith(f"{bad}.") for bad in UNSTABLE)]
 
 
@@ -141,15 +155,14 @@ def defined(tree: ast.AST) -> set[str]:
 
 def private_names(tree: ast.AST) -> list[tuple[str, str]]:
     """What a module takes from other packages' private parts, with the pattern: by import or by attribute."""
-    found = [one.target for one in imports_of(tree)]
-    found += [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    found = list(names_in(tree))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
     found += [str(ast.literal_eval(one.args[0])) for one in calls if _imports_a_constant(one)]
     return [(name, pattern) for name in found for pattern in PRIVATE if re.search(rf"(^|\.){pattern}(\.|$)", name)]
 
 
 def _imports_a_constant(call: ast.Call) -> bool:
-    return ast.unparse(call.func).endswith(("import_module", "__import__")) and isinstance(call.args[0], ast.Constant)
+    return dotted(call.func).endswith(("import_module", "__import__")) and isinstance(call.args[0], ast.Constant)
 
 
 def foreign_attributes(tree: ast.AST, patched: set[str], own: bool = False) -> Iterator[ast.Attribute]:

@@ -184,6 +184,7 @@ print(len(caught), caught[0].message)
     assert "import os; os.environ['KERAS_BACKEND'] = 'jax'" in told
 
 
+@pytest.mark.long
 def test_the_bridge_to_keras_on_another_backend_says_what_to_write():
     program = f"""{OTHER_BACKEND}
 try:

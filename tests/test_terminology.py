@@ -65,10 +65,7 @@ IDENTIFIERS = (
     "walled",
     "watch_workers",
 )
-RETIRED = [
-    *(re.compile(rf"\b{phrase}\b", re.IGNORECASE) for phrase in PHRASES),
-    *(re.compile(rf"\b{name}\b") for name in IDENTIFIERS),
-]
+RETIRED = (re.compile(rf"\b(?:{'|'.join(PHRASES)})\b", re.IGNORECASE), re.compile(rf"\b(?:{'|'.join(IDENTIFIERS)})\b"))
 
 
 def retired_in(text: str) -> list[str]:

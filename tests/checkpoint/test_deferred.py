@@ -263,6 +263,7 @@ def test_trained_weights_are_not_restored_a_second_time(saved):
     assert all((np.asarray(variable.value) == 5.0).all() for variable in model.trainable_variables)
 
 
+@pytest.mark.long
 def test_a_later_restore_takes_precedence(saved, tmp_path):
     _, other, _ = made("sequential", 1)
     other(X)
@@ -275,6 +276,7 @@ def test_a_later_restore_takes_precedence(saved, tmp_path):
     same(values(model), values(other))
 
 
+@pytest.mark.long
 def test_a_manager_resumes_with_a_model_that_is_built_later(saved, tmp_path):
     _, source, _ = made("subclassed", 1)
     source(X)
@@ -285,6 +287,7 @@ def test_a_manager_resumes_with_a_model_that_is_built_later(saved, tmp_path):
     same(values(model), values(source))
 
 
+@pytest.mark.long
 def test_a_layer_that_is_added_later_is_restored(saved):
     path, expected, _ = saved["sequential"]
     model = keras.Sequential()
@@ -295,6 +298,7 @@ def test_a_layer_that_is_added_later_is_restored(saved):
     same(values(model), expected)
 
 
+@pytest.mark.long
 def test_a_compiled_optimizer_of_later_is_restored(tmp_path):
     source = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     source.compile(keras.optimizers.Adam(0.25), "mse")
@@ -323,6 +327,7 @@ class Lazy:
         return x * self.w.read_value()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_plain_object_that_makes_its_variables_when_called(tmp_path, replicas, compiled):
@@ -367,6 +372,7 @@ def test_a_module_made_inside_a_compiled_function(tmp_path):
     status.assert_consumed()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("replicas", [0, 2])
 def test_nnx_modules_that_come_later(tmp_path, replicas):
     class Net(nnx.Module):
@@ -387,6 +393,7 @@ def test_nnx_modules_that_come_later(tmp_path, replicas):
     status.assert_consumed()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_slots_of_our_optimizers_for_variables_that_come_later(tmp_path, compiled):
     def training():
@@ -447,6 +454,7 @@ def test_a_save_before_the_model_is_built_keeps_what_waits(saved, tmp_path, layo
     assert again.restored.assert_consumed()
 
 
+@pytest.mark.long
 def test_what_waits_outlives_the_checkpoint_that_it_is_from(saved, tmp_path, caplog):
     source, expected, _ = saved["sequential"]
     for is_saved_first in (True, False):
@@ -494,6 +502,7 @@ def test_what_is_carried_on_and_never_comes_does_not_fail_a_strict_restore(tmp_p
         restored.restored.assert_consumed()
 
 
+@pytest.mark.long
 def test_a_restore_that_fails_leaves_what_waits(tmp_path):
     pretrained = Checkpoint(params={"w": mr.Variable(5.0)}, step=mr.Variable(1.0)).write(tmp_path / "pretrained")
     unfit = Checkpoint(params={"w": mr.Variable(6.0)}, step=mr.Variable([1.0, 2.0])).write(tmp_path / "unfit")
@@ -518,6 +527,7 @@ def test_last_value_that_was_awaited_ends_the_restore(tmp_path):
     assert float(later.a) == 7.0
 
 
+@pytest.mark.long
 def test_views_of_parts_are_pytrees_as_what_they_show(tmp_path):
     path = Checkpoint(params={"z": mr.Variable(1.0), "a": mr.Variable(5.0)}, parts=[mr.Variable(2.0)]).write(
         tmp_path / "c"

@@ -68,6 +68,7 @@ def test_restores_on_any_number_of_replicas(saved, replicas):
     assert all(one.mirrored.num_replicas == replicas for one in target.optimizer.variables)
 
 
+@pytest.mark.long
 def test_restores_without_a_strategy(saved):
     source, path = saved
     target = Training(0)
@@ -350,6 +351,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("elsewhere", ELSEWHERE)
 @pytest.mark.parametrize("is_former", [True, False])
 def test_keras_slots_of_an_optimizer_that_had_another_path_are_restored(elsewhere, is_former, tmp_path, monkeypatch):
@@ -403,6 +405,7 @@ class WithHelpers(keras.Model):
         return self.dense(x)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("as_root", [True, False])
 def test_variables_of_objects_in_attributes_of_a_model_are_saved(as_root, tmp_path, monkeypatch):
     def checkpoint(model):

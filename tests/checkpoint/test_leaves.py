@@ -34,6 +34,7 @@ def components(one: Any) -> list[bytes]:
     return [np.asarray(part.read_value()).tobytes() for part in one.values]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("aggregation", VALUES)
 def test_the_same_number_of_replicas_continue_with_the_same_bits(aggregation, devices, tmp_path):

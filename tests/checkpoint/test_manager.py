@@ -172,6 +172,7 @@ def hours_of_runs(folder, monkeypatch, runs, hours_of_run, forget=lambda: None):
     return sorted(round(int(name.rpartition("-")[2]) * 0.2, 1) for name in visible(folder))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("runs", "hours_of_run"), [(1, 4.0), (5, 0.8), (10, 0.4)])
 def test_the_hours_of_kept_checkpoints_go_on_after_a_restart(tmp_path, monkeypatch, runs, hours_of_run):
     """A program that started again more often than once an hour kept none."""
@@ -179,6 +180,7 @@ def test_the_hours_of_kept_checkpoints_go_on_after_a_restart(tmp_path, monkeypat
     assert found == [1.0, 2.0, 3.0, 3.8, 4.0]
 
 
+@pytest.mark.long
 def test_the_hours_of_checkpoints_of_earlier_versions_go_on(tmp_path, monkeypatch):
     def forget():
         (tmp_path / ".ckpt-last-kept").unlink()
@@ -186,6 +188,7 @@ def test_the_hours_of_checkpoints_of_earlier_versions_go_on(tmp_path, monkeypatc
     assert hours_of_runs(tmp_path, monkeypatch, 3, 1.2, forget) == [2.0, 3.0, 3.4, 3.6]
 
 
+@pytest.mark.long
 def test_an_old_checkpoint_with_a_damaged_manifest_is_kept(tmp_path, v, caplog):
     manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1, keep_every_n_hours=1.0)
     manager.save(1)
@@ -228,6 +231,7 @@ def test_numbers_below_one(tmp_path, v, options):
         CheckpointManager(Checkpoint(v=v), tmp_path, **options)
 
 
+@pytest.mark.long
 def test_checkpoints_of_another_thread_are_of_one_step_and_numbered_apart(tmp_path):
     variables = [mr.Variable(jnp.zeros(200)) for _ in range(8)]
     ended, errors = threading.Event(), []
@@ -283,6 +287,7 @@ def ten_minutes_ahead(checkpoint, step=None, take=Checkpoint.snapshot):
     return dataclasses.replace(manifest, order=manifest.order + 600 * 10**9)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("max_to_keep", [1, 2])
 def test_a_clock_behind_that_of_earlier_checkpoints_does_not_make_a_new_one_the_oldest(
     tmp_path, monkeypatch, v, max_to_keep

@@ -49,6 +49,7 @@ def test_a_part_that_comes_after_a_save_is_restored_from_memory(tmp_path: Path) 
     assert float(checkpoint.extra.numpy()) == 5.0
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("aggregation", "replicas", "components"),
     [

@@ -56,6 +56,7 @@ def test_a_learning_rate_that_is_assigned_after_a_restore_holds(is_built: bool, 
     assert (float(checkpoint.params["w"].numpy()), rate(optimizer)) == (2.5, 0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("is_built", [True, False])
 def test_a_learning_rate_without_a_variable_is_saved_if_it_was_assigned(
@@ -97,6 +98,7 @@ def test_a_failed_restore_leaves_the_learning_rate(tmp_path: Path) -> None:
     assert rate(optimizer) == 0.5
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("is_built", [True, False])
 def test_a_learning_rate_without_a_variable_is_no_common_name(is_built: bool, tmp_path: Path) -> None:
     w, saved = mr.Variable(1.0), SGD(0.1)
@@ -153,6 +155,7 @@ def test_attributes_of_optimizers_change_no_other_name(tmp_path: Path) -> None:
     assert not any(name.startswith("optimizer/model") for name in names)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("is_named", [False, True])
 def test_slots_that_only_the_order_of_creation_distinguishes_are_named(
     is_named: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

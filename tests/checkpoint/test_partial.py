@@ -124,6 +124,7 @@ def test_failure_in_the_middle_of_assigning_undoes_it(tmp_path, monkeypatch):
     assert [float(variable.numpy()) for variable in variables] == [9.0] * 4
 
 
+@pytest.mark.long
 def test_another_program_gives_a_short_diff(tmp_path):
     source = {f"layer{k}": np.zeros(3) for k in range(300)}
     target = {f"block{k}": {"w": np.zeros((2, 3))} for k in range(300)}

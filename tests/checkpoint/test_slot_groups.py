@@ -136,6 +136,7 @@ def test_groups_without_counters_are_restored(tmp_path):
     np.testing.assert_array_equal(continued(restored), continued(original))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_slots_of_variables_whose_names_are_numbers_are_no_counters(is_nested, tmp_path):
     def program(*groups, optimizer):
@@ -160,6 +161,7 @@ def test_slots_of_variables_whose_names_are_numbers_are_no_counters(is_nested, t
         Checkpoint(listed, optimizer=other).restore(path)
 
 
+@pytest.mark.long
 def test_variables_whose_names_are_numbers_keep_their_slots(tmp_path):
     def program(order):
         variables, optimizer = [mr.Variable([1.0]), mr.Variable([1.0])], mr.optimizers.Adam(0.1)

@@ -76,6 +76,7 @@ def test_copies_are_those_of_every_replica():
     assert copies_of(strategy, variables)[0].hashes != copies[0].hashes
 
 
+@pytest.mark.long
 def test_one_bit_changes_the_hash():
     strategy = MirroredStrategy(["CPU:0"])
     with strategy.scope():
@@ -107,6 +108,7 @@ def test_report_says_what_was_found(findings, tmp_path):
     assert summary.endswith("The final weights are bit-identical.\n")
 
 
+@pytest.mark.long
 def test_report_does_not_hide_failures(findings, tmp_path):
     drifted = spoilt(findings, copies=[Copies("w", (), ("aa", "ab"))], hashes={1: "0f", 2: "0e"})
     summary = write_report(drifted, tmp_path)[2].read_text()

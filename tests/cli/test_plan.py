@@ -145,6 +145,7 @@ def test_bandwidths_are_read(text, rate):
     assert _bandwidth(text) == pytest.approx(rate)
 
 
+@pytest.mark.long
 def test_what_the_program_prints_is_not_in_the_json(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "make_plan", lambda *_, **__: print("traced"))
     monkeypatch.setattr(plan, "as_data", lambda *_: [])
@@ -157,6 +158,7 @@ def test_what_the_program_prints_is_not_in_the_json(tmp_path, monkeypatch):
     assert "training begins" in invoke(str(tmp_path / "train.py"), "--steps", "1").stdout
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("options", [{"as_json": True}, {"as_json": False}], ids=["json", "table"])
 def test_a_program_may_wrap_its_standard_output(tmp_path, options):
     """The wrapper closes the common buffer when it is collected, in which nothing could be printed any more."""
@@ -179,6 +181,7 @@ plan.show_plan(Path({str(path)!r}), [], replicas="2", bandwidth=None, latency=No
     assert done.stdout.split() == (["[]"] if options["as_json"] else ["hello", "table"])
 
 
+@pytest.mark.long
 def test_what_child_processes_and_exit_handlers_print_is_not_in_the_json(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("import atexit, os, sys\natexit.register(print, 'at exit')\nsys.__stdout__.write('buffered\\n')\n"
@@ -197,6 +200,7 @@ plan.show_plan(Path({str(path)!r}), [], replicas="2", bandwidth=None, latency=No
     assert {"at exit", "buffered", "child"} <= set(done.stderr.split("\n"))
 
 
+@pytest.mark.long
 def test_a_program_may_end_by_exiting(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("while True:", "for _ in range(12):") + "    sys.exit(0)\n")

@@ -46,6 +46,7 @@ def test_all_means(way, dtype):
     assert float(variable.read_value()) == large
 
 
+@pytest.mark.first(1)
 @pytest.mark.ways(replicas=(2,))
 @pytest.mark.parametrize(("dtype", "number"), [(jnp.float16, 3e-5), (jnp.float8_e4m3fn, 256.0)])
 def test_means_at_the_ends_of_the_range(way, dtype, number):

@@ -134,6 +134,7 @@ def test_median_and_trimmed_mean_against_numpy(count: int) -> None:
     np.testing.assert_allclose(TrimmedMean(0)(jnp.asarray(stacked)), stacked.mean(0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_medians_have_the_bits_of_jax_where_these_do_not_overflow(dtype: str, count: int) -> None:
@@ -147,6 +148,7 @@ def test_medians_have_the_bits_of_jax_where_these_do_not_overflow(dtype: str, co
     np.testing.assert_array_equal(jax.grad(lambda x: Median()(x).sum())(largest).sum(0), 1.0)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32"])
 @pytest.mark.parametrize("count", [3, 4, 6])
 def test_medians_and_trimmed_means_of_integers_are_exact(dtype: str, count: int) -> None:

@@ -147,6 +147,7 @@ def test_static_arguments_keep_the_variables_of_their_objects(how):
     assert float(model.w) == 3.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", [0, 2])
 def test_a_variable_that_is_an_argument_can_be_assigned(replicas):
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=replicas) if replicas else mr.get_strategy()

@@ -127,6 +127,7 @@ def test_an_interrupt_at_any_call_of_a_step_leaves_the_state_whole(devices, comp
     assert place > 5
 
 
+@pytest.mark.long
 def test_a_program_ends_after_an_interrupt_that_hits_the_start_of_a_thread():
     """In a process of its own: threads that are half started can also keep a process from ending."""
     program = """

@@ -39,6 +39,7 @@ def epoch_of(strategy: Any, v: Any, seen: list[int]) -> Any:
     return epoch
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_each_step_is_compiled_once(replicas: int) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:replicas])

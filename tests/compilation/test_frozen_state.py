@@ -342,6 +342,7 @@ TAKEN: dict[str, Callable[[], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TAKEN)
 def test_elements_taken_from_a_captured_container_are_refused(name: str) -> None:
     step = mr.function(TAKEN[name]())

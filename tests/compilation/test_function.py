@@ -240,6 +240,7 @@ def test_functions_that_return_no_array():
     assert float(v) == 3.0
 
 
+@pytest.mark.long
 def test_closed_over_arrays_and_keys():
     x, key = jnp.arange(3.0), jax.random.key(0)
     step = mr.function(lambda k: x + jax.random.normal(jax.random.fold_in(key, 1), (3,)) + jax.random.normal(k, (3,)))
@@ -823,6 +824,7 @@ class Scaled:
     scale: float
 
 
+@pytest.mark.long
 def test_a_transform_traces_again_with_the_arguments_of_its_own_call():
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2, deterministic=True)
 
@@ -856,6 +858,7 @@ NUMPY_ARRAYS_IN = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("shape", [(4,), ()])
 @pytest.mark.parametrize("place", NUMPY_ARRAYS_IN)
 def test_a_captured_numpy_array_is_a_constant_of_every_lowering(place, shape):

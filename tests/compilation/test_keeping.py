@@ -143,6 +143,7 @@ def test_mirrored_variables_keep_their_values() -> None:
     assert values(one, own) == [1.0, 0.0]
 
 
+@pytest.mark.long
 def test_old_values_are_freed_when_their_step_has_ended() -> None:
     (one,) = variables(1.0)
     count = counting(one)

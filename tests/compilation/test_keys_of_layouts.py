@@ -16,6 +16,7 @@ def numbered(devices: int, replicas: int) -> Any:
     return strategy.run(mr.function(lambda: jnp.float32(mr.get_replica_context().replica_id_in_sync_group) + 1.0))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("nested", [False, True], ids=["argument", "in a tuple"])
 def test_values_with_equally_many_rows(nested: bool) -> None:
     """4 replicas on 3 devices have 6 rows, two of them empty; the sum of 6 replicas on them was that of 4 rows."""

@@ -79,5 +79,6 @@ def test_operations_of_a_trace_leave_the_catalogue_with_it() -> None:
     assert (len(catalogue._programs), len(catalogue._calls)) == before
 
 
+@pytest.mark.long
 def test_optax_sees_the_same_names_for_each_unnamed_model() -> None:
     assert train(1, None)[1] == train(1, None)[1] == ["Variable", "Variable_1"]

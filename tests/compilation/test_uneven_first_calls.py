@@ -129,6 +129,7 @@ def trained(strategy, kind, rows, compiled, accumulates=False):
     )
 
 
+@pytest.mark.first(1)
 @LAYOUTS
 @pytest.mark.parametrize("accumulates", [False, True], ids=["optimizer", "accumulator"])
 @pytest.mark.parametrize("kind", [Store, Flagged, Blocks, Random])

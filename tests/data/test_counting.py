@@ -48,6 +48,7 @@ def test_counts_per_example(rule: str, replicas: int) -> None:
             assert counts == {number: 1 for number in range(kept)}, (size, batch)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("replicas", REPLICAS)
 def test_padded_batches_have_one_shape(replicas: int) -> None:
     for size in range(1, 51):

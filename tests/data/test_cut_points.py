@@ -84,6 +84,7 @@ def test_every_step_resumes_everywhere(name: str, size: int) -> None:
     assert_resumes_everywhere(build([name, "repeat"], size))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=80)
 @given(
     steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=4),

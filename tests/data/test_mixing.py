@@ -53,6 +53,7 @@ def test_a_sample_has_every_element_once_and_each_dataset_in_order() -> None:
     assert sampled != sorted(sampled)
 
 
+@pytest.mark.long
 def test_weights_are_proportions() -> None:
     parts = [D.from_tensors(k).repeat() for k in range(3)]
     counts = Counter(read(D.sample_from_datasets(parts, weights=[1, 2, 5], seed=3).take(4000)))

@@ -55,6 +55,7 @@ def read(dataset: Dataset, replicas: int, state: Any = None, stop: int | None = 
         return found, json.loads(json.dumps(reading.get_state()))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
     name=st.sampled_from(sorted(PIPELINES)),
@@ -614,7 +615,7 @@ def without_collection() -> Iterator[None]:
 
 @pytest.mark.usefixtures("without_collection")
 @pytest.mark.parametrize("taken", [0, 1, 6])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_an_interrupt_at_any_line_or_return_neither_loses_a_batch_nor_gives_one_twice(taken: int) -> None:
     """With 6 slow batches taken a worker reads ahead."""
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])

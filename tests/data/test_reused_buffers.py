@@ -279,6 +279,7 @@ def test_arguments_of_a_step(way: Any, one: np.ndarray) -> None:
         assert is_one(v.read_value())
 
 
+@pytest.mark.long
 def test_arguments_of_functions(one: np.ndarray) -> None:
     functions = [
         mr.function(lambda x: x),
@@ -307,6 +308,7 @@ def test_a_strategy_does_not_write_to_its_arguments() -> None:
         strategy.run(replica, args=(np.zeros(3),))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("synchronization", ["NONE", "ON_READ"])
 def test_variables(one: np.ndarray, devices: int, synchronization: str) -> None:
@@ -351,6 +353,7 @@ def test_values_from_a_function(one: np.ndarray, devices: int) -> None:
     assert [float(np.max(part)) for part in strategy.experimental_local_results(value)] == list(range(devices))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_reductions_and_losses(one: np.ndarray, devices: int) -> None:
     strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
@@ -373,6 +376,7 @@ def test_gradients(one: np.ndarray) -> None:
     assert is_one(v.numpy())
 
 
+@pytest.mark.long
 def test_a_restored_variable_does_not_see_the_file(tmp_path: Path, one: np.ndarray) -> None:
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

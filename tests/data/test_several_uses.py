@@ -150,6 +150,7 @@ WITH_RANDOM_STEPS: dict[str, Callable[[], D]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", WITH_RANDOM_STEPS.values(), ids=WITH_RANDOM_STEPS)
 def test_a_later_repeat_keeps_the_order_of_its_first_epoch(make: Callable[[], D]) -> None:
     """A position of the pipeline without `repeat` is accepted by the one with it, which must go on in its order."""

@@ -100,6 +100,7 @@ def by_a_count_outside_of_a_run(strategy: Any) -> Any:
 PROGRAMS = [by_an_argument, by_a_captured_vector, by_a_variable, by_a_sum_over_replicas, by_a_count_outside_of_a_run]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_division_has_the_same_bits_on_any_number_of_devices(program: Callable[[Any], Any]) -> None:
     def bits(devices: int) -> bytes:

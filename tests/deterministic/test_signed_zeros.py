@@ -116,6 +116,7 @@ def test_zeros_have_the_same_signs_on_any_number_of_devices(program, compiled, d
     assert bits == {devices: bits[1] for devices in LAYOUTS}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
 def test_gather_keeps_the_signs_of_zeros(dtype, deterministic):
@@ -136,6 +137,7 @@ def test_gather_keeps_the_signs_of_zeros(dtype, deterministic):
             assert np.asarray(gathered).tobytes() == expected, devices
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("taped", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_components_that_are_read_in_a_compiled_function_keep_the_signs_of_zeros(dtype, taped):

@@ -197,6 +197,7 @@ def test_metrics_history_and_callbacks_continue(at: int, interrupt: int) -> None
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.long
 def test_a_fit_that_has_stopped_does_not_begin_anew() -> None:
     memory = Memory(at=LAST)
     expected = trained(memory)

@@ -291,6 +291,7 @@ def explore(seeds: range, kind: type[World] = World) -> int:
     return finished
 
 
+@pytest.mark.long
 def test_a_thousand_interleavings_with_kills_and_joins():
     assert explore(range(1000)) > 900
 

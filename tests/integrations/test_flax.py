@@ -338,6 +338,7 @@ def test_keys_may_be_replaced() -> None:
     assert second == jax.random.key_data(jax.random.fold_in(tagged, 1)).tolist()
 
 
+@pytest.mark.first(1)
 @both_ways
 @pytest.mark.parametrize("shape", [(), (2,)])
 def test_no_draw_of_one_replica_is_the_key_of_another(shape: tuple[int, ...], compiled: bool) -> None:

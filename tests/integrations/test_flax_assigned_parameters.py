@@ -94,7 +94,7 @@ def outside(model: Any, around: Callable[..., Any]) -> Any:
 @layers
 @pytest.mark.parametrize("tape", [inside, outside])
 @pytest.mark.parametrize("how", ["eager", "function", "run", "function in run", "run in function"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_a_tape_has_the_gradients_of_nnx(layer: str, how: str, tape: Callable[..., Any]) -> None:
     reference = LAYERS[layer]()
     expected = nnx.grad(lambda m: jnp.mean(loss_of(m, X)))(reference)

@@ -248,6 +248,7 @@ def test_a_model_that_is_made_outside_of_the_scope_is_updated_once_with_a_warnin
     jax.tree.map(np.testing.assert_array_equal, *outcomes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["enable_lora", "quantize"])
 def test_weights_that_a_layer_adds_after_the_scope_belong_to_its_strategy(change: str) -> None:
     with strategy().scope():

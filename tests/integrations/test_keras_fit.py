@@ -507,6 +507,7 @@ def test_compiling_a_model_again_replaces_its_programs(change: str, replicas: in
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("batch_size", [4, 6], ids=["even", "uneven"])
 def test_sparse_matrices(batch_size: int) -> None:
     sparse = pytest.importorskip("scipy.sparse")

@@ -73,6 +73,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.sampled(6)
 @pytest.mark.usefixtures("unconnected")
 @pytest.mark.parametrize("gradients_of", [gradients_by_tape, gradients_by_jax])
@@ -92,6 +93,7 @@ def test_a_step_updates_a_model_and_an_optimizer_once_with_a_warning(compiled, b
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.first(1)
 @pytest.mark.usefixtures("unconnected")
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 def test_one_optimizer_over_variables_from_before_and_of_a_scope(compiled: bool) -> None:

@@ -58,6 +58,7 @@ def test_an_optimizer_that_assigns_when_it_is_built(
     assert float(np.asarray(weight)) == pytest.approx(2.7350006)  # as in Keras without a strategy
 
 
+@pytest.mark.first(1)
 @WAYS
 @pytest.mark.parametrize(("wrap", "count"), [(lambda inner: inner, 4), (_scaled, 8), (_over, None)])
 def test_an_optimizer_that_reads_variables_when_it_is_built_refuses_those_assigned_before(
@@ -107,6 +108,7 @@ def test_averages_overwrite_variables_without_a_gradient(wrap: Callable[[Any], A
     assert float(np.asarray(other)) == -1.75  # the values are -1, -2, -2
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("wrap", [lambda inner: inner, _scaled, _over, lambda inner: _scaled(_over(inner))])
 def test_an_eager_update_follows_a_rate_that_is_a_function(wrap: Callable[[Any], Any]) -> None:
     strategy, rate = mr.MirroredStrategy(["CPU:0"], num_replicas=2), [1.0]
@@ -179,6 +181,7 @@ class _Configured(keras.optimizers.SGD):  # type: ignore[misc]
         super().update_step(gradient * factor, variable, learning_rate)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("wrap", [lambda inner: inner, _scaled])
 @pytest.mark.parametrize("place", ["dict", "object", "class"])
 def test_an_eager_update_follows_what_a_class_of_the_user_reads(wrap: Callable[[Any], Any], place: str) -> None:

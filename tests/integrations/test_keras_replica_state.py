@@ -20,6 +20,7 @@ class Penalty(keras.layers.Layer):  # type: ignore[misc]
         return x
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("layout", [ONE_DEVICE, TWO_DEVICES], ids=["one device", "two devices"])
 @pytest.mark.parametrize("merge", ["weights", "statistics"])
@@ -126,6 +127,7 @@ def trained(replicas: int, loss: Any, batch_size: int, weights: Any) -> Any:
     return model.dense.get_weights()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_replicas_without_examples_take_part_in_the_sum_of_the_weights(replicas: int) -> None:
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
@@ -134,6 +136,7 @@ def test_replicas_without_examples_take_part_in_the_sum_of_the_weights(replicas:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_a_loss_function_may_return_the_mean_of_its_batch(replicas: int) -> None:
     def loss(y: Any, prediction: Any) -> Any:
@@ -143,6 +146,7 @@ def test_a_loss_function_may_return_the_mean_of_its_batch(replicas: int) -> None
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_masked_values_that_are_not_finite_do_not_reach_synchronized_statistics() -> None:
     x = np.random.default_rng(0).normal(3, 2, size=(4, 3, 2)).astype(np.float32)
     mask = np.array([[True, True, False], [True, True, True], [True, False, False], [True, True, True]])
@@ -171,6 +175,7 @@ class Unbuilt(keras.Model):  # type: ignore[misc]
         return self.normalization(self.dense(x), training=training)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("layout", [ONE_DEVICE, TWO_DEVICES], ids=["one device", "two devices"])
 def test_a_replica_builds_a_model_after_a_stateless_call_outside_of_runs(compiled, layout) -> None:

@@ -528,6 +528,7 @@ class Measured(keras.Model):
         return super().test_step(data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
 def test_logs_of_a_batch_are_the_metrics_results_over_all_replicas(eager: bool) -> None:
     labels = np.array([[1.0]] * 2 + [[0.0]] * 5, np.float32)  # all positives are on the first replica

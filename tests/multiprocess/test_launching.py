@@ -109,6 +109,7 @@ def test_sigterm_is_passed_on_and_the_workers_may_save(tmp_path):
     assert ran.errors == "[mirrored] SIGTERM: the workers have 30 s to save and end\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_processes_that_load_data_outlive_sigterm_and_end_with_their_worker(tmp_path, method):
     program = """

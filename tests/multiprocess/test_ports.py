@@ -33,6 +33,7 @@ def listening(pid: int) -> dict[int, str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.timeout(max(60, COUNT // 50))
 def test_strangers_and_malformed_messages_do_not_disturb_a_job(tmp_path):

@@ -224,6 +224,7 @@ def test_a_worker_that_goes_its_own_way_is_named(tmp_path, how, kind, words):
     assert words in found[0]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_eager_replicas_of_several_workers_may_do_different_things(tmp_path):
     alone = module_of("unlike_replicas").outcome(mr.MirroredStrategy(["CPU:0", "CPU:1"]))

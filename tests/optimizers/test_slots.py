@@ -208,6 +208,7 @@ def test_random_keys_are_kept_as_slots(way):
     assert not np.allclose(variable.numpy() - first, first)
 
 
+@pytest.mark.long
 def test_slots_made_inside_a_trace_compile_nothing_more_than_those_made_outside():
     """Each compiled program is kept in JAX's caches: 3 MB for each function that made its slots while it was traced."""
     compiled = []

@@ -79,6 +79,7 @@ def test_what_does_not_depend_on_the_batch_is_found_from_two_shares(observation,
     assert found.fixed_seconds == pytest.approx(2 * MILLI, rel=0.05)
 
 
+@pytest.mark.long
 def test_a_fast_network_scales_and_a_slow_one_does_not(observation, bench):
     fast, slow = (plan(observation, [64, 8, 8], bench, network).predictions for network in (FAST, SLOW))
     assert [one.replicas for one in fast] == [8, 64]
@@ -88,6 +89,7 @@ def test_a_fast_network_scales_and_a_slow_one_does_not(observation, bench):
     assert bottleneck(slow[1]) == "communication-bound"
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_fixed_global_batch_has_as_many_examples_on_any_number_of_replicas(observation, bench, shared):
     """Eight examples are three on the fullest of three replicas, and one on eight of 64."""
@@ -105,6 +107,7 @@ def test_keeping_the_global_batch_makes_shares_small_and_measures_some_of_them(o
     assert kept[3].efficiency < 0.5
 
 
+@pytest.mark.long
 def test_shares_between_those_that_were_measured_lie_on_the_line_between(observation, bench):
     kept = plan(observation, [1, 2, 3, 4, 5, 6, 7, 8], bench, keeps="global-batch").predictions
     assert len(bench.rehearsed) <= 6

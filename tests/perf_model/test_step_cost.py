@@ -54,6 +54,7 @@ def test_the_strategy_is_left_as_it_was(step):
     assert strategy.device_assignment is before
 
 
+@pytest.mark.long
 def test_ordered_sums_climb_a_tree():
     found = TracedStep(detect_step(program(2, deterministic=True), steps=1)).work(64, 8)
     assert [one.group_size for one in found.exchanges] == [2] * 6
@@ -99,6 +100,7 @@ def functional(devices, *, is_constant):
     return train
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("is_constant", [False, True])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_step_with_functional_state_has_the_strategy_of_its_run(devices, is_constant):

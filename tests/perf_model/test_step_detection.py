@@ -95,6 +95,7 @@ def test_a_signature_is_timed_after_calls_of_its_own_that_warm_up():
     assert len([*sizes]) == 100
 
 
+@pytest.mark.long
 def test_a_program_of_ever_different_shapes_ends_with_an_error():
     sizes = iter(range(1, 1000))
     with pytest.raises(ArgumentError, match="called 48 times, at most 1 times with the same shapes"):

@@ -238,6 +238,7 @@ def test_coefficients_are_not_taken_for_means_over_two_examples(name, make):
         run(make, RIGHT_FOR_TWO[name], strategy_of(4), size=8)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("make", [taped, by_jax_grad])
 @pytest.mark.parametrize("name", WRONG_FOR_TWO)
 def test_means_over_two_examples_are_warned_of(name, make):
@@ -421,6 +422,7 @@ def test_an_uneven_function_that_cannot_be_traced_runs_eagerly():
     assert [float(part) for part in strategy.local_results(step(x))] == [2.0, 1.0]
 
 
+@pytest.mark.long
 def test_an_uneven_function_that_takes_numbers_from_a_generator_takes_each_once():
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     numbers = iter(range(9))

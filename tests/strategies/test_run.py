@@ -608,6 +608,7 @@ def test_an_exception_in_the_default_strategy_undoes_nothing():
     assert float(v) == 2.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
 def test_eager_runs_of_several_threads_lose_no_update(num_replicas):
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=num_replicas)

@@ -24,6 +24,7 @@ def doubled(x: Any) -> Any:
 doubled.defvjp(lambda x: (2 * x, None), lambda _, cotangent: (2 * cotangent,))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("convolution", [convolved, jax.jit(convolved)], ids=["primitive", "jitted"])
 @pytest.mark.parametrize("examples", [0, 2])
 def test_the_same_variables_have_gradients(convolution: Any, examples: int) -> None:
@@ -38,6 +39,7 @@ def test_the_same_variables_have_gradients(convolution: Any, examples: int) -> N
     assert all(bool(jnp.all(gradient == 0)) == (examples == 0) for gradient in gradients[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_replica_without_examples_takes_part_in_the_update(compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])

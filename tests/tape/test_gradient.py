@@ -66,6 +66,7 @@ def test_watch_returns_nothing_and_tracks_the_users_own_object(x):
     assert float(tape.gradient(y, x)) == pytest.approx(2 + np.cos(3) + 6 + 27 + 2 + 5 * 27)
 
 
+@pytest.mark.long
 def test_watched_arrays_of_any_rank_are_found_inside_nested_functions(v):
     scale = jnp.array(2.0)
     inner = jax.jit(lambda c: c * v * scale)

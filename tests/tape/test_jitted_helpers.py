@@ -390,6 +390,7 @@ def test_threads_do_not_share_the_trace_of_a_helper_over_a_tracked_array() -> No
     assert not wrong
 
 
+@pytest.mark.long
 def test_the_tapes_of_successive_threads_share_traces() -> None:
     traces: list[int] = []
 

@@ -143,6 +143,7 @@ def test_mixed_second_derivatives():
     assert [float(g) for g in outer.gradient(of_w, [v, w])] == [108.0, 72.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiled", [False, True])
 def test_hessian_vector_product(compiled):
     v = jnp.array([1.0, -2.0])

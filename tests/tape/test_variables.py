@@ -219,6 +219,7 @@ def test_library_functions_are_traced_once_for_all_tapes(v):
     assert len(traces) == 1
 
 
+@pytest.mark.long
 def test_reads_under_every_kind_of_transform(v):
     with GradientTape() as tape:
         y = lax.scan(lambda c, _: (c * v, None), 1.0, None, length=3)[0]

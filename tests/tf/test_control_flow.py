@@ -21,6 +21,7 @@ def gradient(function: Callable[[Any], Any], at: float) -> float:
     return float(tape.gradient(y, x))
 
 
+@pytest.mark.long
 @WRAPS
 def test_a_loop_counted_by_constants_has_gradients(wrap: Wrap) -> None:
     def power(x: Any) -> Any:
@@ -46,6 +47,7 @@ def test_a_loop_with_a_limit_has_gradients(wrap: Wrap) -> None:
     assert wrap(lambda x: gradient_of(doubling, x))(tf.constant(2.0)) == 7 * 2.0**6
 
 
+@pytest.mark.long
 def test_a_limit_that_is_never_reached_costs_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     total = tf.Variable(0.0)
 
@@ -111,6 +113,7 @@ def test_an_eager_loop_may_change_shapes_and_run_python() -> None:
     assert seen == [1, 2, 4]
 
 
+@pytest.mark.first(1)
 @WRAPS
 @pytest.mark.parametrize(("at", "expected", "slope"), [(2.0, 20.0, 10.0), (-1.0, 1.0, -1.0)])
 def test_cond(wrap: Wrap, at: float, expected: float, slope: float) -> None:
@@ -229,6 +232,7 @@ def _with_options(x: Any, scale: Any, axis: int = 0, training: bool = False, kin
     return tf.reduce_sum({"tanh": tf.tanh, "none": tf.identity}[kind](y) * scale, axis=axis)
 
 
+@pytest.mark.long
 @WRAPS
 @pytest.mark.parametrize("options", [{}, {"axis": 1}, {"training": True}, {"kind": "none", "training": True}])
 @pytest.mark.parametrize("scale", [2.0, np.float32(2.0), tf.Variable(2.0)], ids=lambda one: type(one).__name__)
@@ -308,6 +312,7 @@ def test_gradients_of_variables_that_only_control_flow_reads(
         assert [[float(one) for one in result] for result in results] == [[want] * replicas, [want + 10.0] * replicas]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 def test_recomputed_functions_draw_the_same_numbers_and_assign_once(wrap: Any) -> None:
     weights, calls = tf.Variable(tf.ones([64])), tf.Variable(0.0)
@@ -331,6 +336,7 @@ def test_recomputed_functions_draw_the_same_numbers_and_assign_once(wrap: Any) -
         assert float(calls.read_value()) == count
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 def test_recomputed_dropout_in_replicas(wrap: Any) -> None:
     strategy = tf.distribute.MirroredStrategy(["cpu:0"])

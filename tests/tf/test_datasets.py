@@ -317,6 +317,7 @@ def test_quotients_of_short_integers_are_float32(
     assert np.array_equal(quotient, np.full(shape, np.float32(divide(np.full(shape, 4, np.float32)))))
 
 
+@pytest.mark.long
 def test_other_quotients_have_the_dtypes_of_tensorflow() -> None:
     def of(values: Any, divide: Callable[[Any], Any]) -> Any:
         return tf.data.Dataset.from_tensors(values).map(divide).element_spec.dtype

@@ -31,6 +31,7 @@ def test_communication_options() -> None:
         tf.distribute.experimental.CommunicationOptions(implementation="zzz")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 def test_a_training_step_as_the_documentation_writes_it(wrap: Any) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

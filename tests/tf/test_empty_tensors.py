@@ -40,6 +40,7 @@ def test_reshape_of_elements_to_none_is_refused() -> None:
         tf.reshape(tf.zeros([2, 3]), [0, 3])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("size", [lambda x: tf.shape(x)[0], lambda x: x.shape[0]])
 def test_an_empty_per_replica_batch_is_flattened(size: Callable[[Any], Any], compiled: bool) -> None:

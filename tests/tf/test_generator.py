@@ -84,7 +84,7 @@ def test_replicas_draw_in_turn_from_a_generator_made_outside_the_scope(mode: str
 
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("nested", [False, True], ids=["in run", "around run"])
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_a_compiled_run_advances_a_generator_made_outside_by_all_its_draws(nested: bool, replicas: int) -> None:
     """Afterwards it draws what it would draw after an eager run; the replicas draw in turns."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=replicas)
@@ -140,7 +140,7 @@ RESTORED = {
 
 
 @pytest.mark.parametrize("saved", RESTORED)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_replicas_draw_the_same_numbers_after_a_restore(saved: str, tmp_path: Path) -> None:
     letters = Letters()
     of_saved, of_restored = RESTORED[saved]

@@ -105,6 +105,7 @@ RECORDED = [
 ]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(("method", "size", "antialias", "first", "total", "slopes"), RECORDED)
 def test_methods_have_the_pixels_and_gradients_of_tensorflow(method, size, antialias, first, total, slopes):
     images = tf.constant(IMAGES)
@@ -118,6 +119,7 @@ def test_methods_have_the_pixels_and_gradients_of_tensorflow(method, size, antia
         np.testing.assert_allclose(np.ravel(tape.gradient(loss, images))[:4], slopes, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.long
 def test_areas_are_means_of_blocks():
     blocks = IMAGES.reshape(1, 2, 2, 3, 2, 2).mean((2, 4))
     np.testing.assert_allclose(tf.image.resize(IMAGES, [2, 3], tf.image.ResizeMethod.AREA), blocks, atol=1e-6)

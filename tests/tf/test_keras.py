@@ -48,6 +48,7 @@ def test_layers_with_plain_variables_are_called_symbolically():
     np.testing.assert_allclose(model(tf.constant([[1.0, 2.0]])), [[3.0, 6.0]])
 
 
+@pytest.mark.long
 def test_an_operation_that_draws_random_numbers_is_an_initializer():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer=tf.random.normal)])
     model.compile("sgd", tf.keras.losses.MSE)
@@ -83,6 +84,7 @@ class Choosing(tf.keras.layers.Layer):
         return y
 
 
+@pytest.mark.long
 def test_converted_classes_can_go():
     def used():
         class Passing(tf.keras.layers.Layer):
@@ -123,6 +125,7 @@ def chosen(x, offset):
     return y + offset
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("kind", "offset"), [(Outer, 0.0), (Inherited, 1.0)])
 def test_a_layers_call_is_converted_inside_a_function(kind, offset):
     model = kind()
@@ -162,6 +165,7 @@ def test_a_layer_of_a_function_without_autograph_is_not_converted():
         tf.keras.config.enable_traceback_filtering()
 
 
+@pytest.mark.long
 def test_windows_of_a_series_are_a_dataset_of_this_package():
     series = np.arange(10, dtype=np.float32)[:, None]
     windows = tf.keras.utils.timeseries_dataset_from_array(

@@ -108,11 +108,13 @@ def test_keras_random_with_an_integer_seed_repeats_as_on_tensorflow():
     assert all_differ(first)
 
 
+@pytest.mark.long
 def test_two_draws_of_one_step_differ():
     model = noisy(lambda x: tf.random.normal(tf.shape(x)) - tf.random.normal(tf.shape(x)), STRATEGIES["two"])
     assert all_differ(predicted(model))
 
 
+@pytest.mark.long
 def test_iterations_of_a_loop_draw_other_numbers():
     class Summing(tf.keras.layers.Layer):
         def call(self, x):
@@ -130,6 +132,7 @@ def test_iterations_of_a_loop_draw_other_numbers():
     assert all_differ([total[:, :5], single[:, :5]])
 
 
+@pytest.mark.long
 def test_a_generator_of_a_layer_advances_in_fit():
     generator = tf.random.Generator.from_seed(1)
     model = noisy(lambda x: generator.normal(tf.shape(x)))
@@ -143,6 +146,7 @@ def test_a_generator_of_a_layer_advances_in_fit():
     np.testing.assert_array_equal(predicted(model), first)
 
 
+@pytest.mark.long
 def test_draws_that_begin_only_with_another_shape_of_batch():
     def draw(x):
         return tf.random.normal(tf.shape(x)) if x.shape[0] == 3 else tf.zeros_like(x)

@@ -75,6 +75,7 @@ def test_values_are_those_of_the_plain_operations() -> None:
     assert tf.minimum(2**40, tf.constant([1.0])).numpy() == 1.0  # more than int32 holds
 
 
+@pytest.mark.long
 def test_second_derivatives_exist() -> None:
     x = tf.Variable([2.0, -3.0])
     with tf.GradientTape() as outer:
@@ -123,6 +124,7 @@ def test_a_power_of_a_negative_python_number_has_the_derivative_zero() -> None:
     assert tape.gradient(power, exponent).numpy().tolist() == [0.0, 0.0]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("norm", [5.0, 5])
 @pytest.mark.parametrize("clip", [tf.clip_by_norm, lambda t, norm: tf.clip_by_global_norm([t], norm)[0][0]])
 def test_clipping_to_the_norm_of_a_tensor_has_the_derivative_of_the_clipped_side(
@@ -137,6 +139,7 @@ def test_clipping_to_the_norm_of_a_tensor_has_the_derivative_of_the_clipped_side
     np.testing.assert_allclose(tape.gradient(clipped, t), [1 - 7 * 3 / 25, 1 - 7 * 4 / 25], rtol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 def test_a_sign_has_the_gradient_zero_and_other_steps_have_none(wrap: Any) -> None:
     def slopes(x: Any) -> Any:

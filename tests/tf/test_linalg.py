@@ -64,6 +64,7 @@ def test_a_polynomial_at_infinity(coefficients: list[float], expected: float) ->
     assert tf.math.polyval(coefficients, tf.constant(np.inf)).numpy() == expected
 
 
+@pytest.mark.long
 def test_the_log_determinant_of_a_matrix_that_is_not_positive_definite() -> None:
     matrices = tf.constant([[[2.0, 0.0], [0.0, 3.0]], [[1.0, 2.0], [2.0, 1.0]], [[-1.0, 0.0], [0.0, -1.0]]])
     np.testing.assert_allclose(tf.linalg.logdet(matrices), [np.log(6), np.nan, np.nan], rtol=1e-6)

@@ -84,6 +84,7 @@ def test_operators_of_variables(one: Callable[[Any, Any], Any]) -> None:
     _same(one(tf.Variable(LEFT), tuple(RIGHT)), one(x, y))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("make", [tf.constant, tf.Variable])
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16, tf.float32])
 def test_a_list_takes_the_dtype_of_the_tensor(make: Callable[..., Any], dtype: tf.DType) -> None:
@@ -104,6 +105,7 @@ def test_in_place_operators_rebind() -> None:
     _same(listed, np.array([2, 4], np.float32))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients(compiled: bool) -> None:
     def gradients(x: tf.Tensor, v: tf.Variable) -> Any:

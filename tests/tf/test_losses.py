@@ -31,11 +31,13 @@ def test_the_cross_entropy_of_integer_logits_keeps_its_fraction(logits: Any) -> 
     np.testing.assert_allclose(sparse, [0.3132617], rtol=1e-6)
 
 
+@pytest.mark.long
 def test_the_ctc_loss_of_integer_logits_keeps_its_fraction() -> None:
     loss = tf.nn.ctc_loss(tf.constant([[1]]), tf.constant([[[1, 2]]]), tf.constant([1]), tf.constant([1]))
     np.testing.assert_allclose(loss, [0.3132617], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_the_gradients_of_the_cross_entropy_of_labels_that_do_not_add_up_to_one() -> None:
     """The values are TensorFlow 2.21's: softmax - labels, and -log_softmax."""
     labels, logits = tf.constant([[0.2, 0.3, 2.0]]), tf.constant([[1.0, 2.0, 3.0]])
@@ -59,6 +61,7 @@ def test_the_gradient_of_the_cross_entropy_of_an_impossible_class(compiled: bool
     np.testing.assert_array_equal(found, [[0, 0]])
 
 
+@pytest.mark.long
 def test_the_second_derivative_of_the_cross_entropy() -> None:
     logits = tf.Variable([[0.0, 0.0]])
     with tf.GradientTape() as outer:

@@ -179,12 +179,14 @@ def test_a_slice_with_a_known_begin_must_lie_within_the_tensor(begin: Callable[[
 EDGES = np.pad(np.zeros((1, 1, 1), np.uint8), [(1, 1), (1, 1), (0, 0)], constant_values=100)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("filters", "expected"), [(np.full((3, 3, 1), -1, np.int32), 4), (EDGES, 5)])
 def test_the_dilation_of_integers_ignores_places_outside_the_image(filters: Any, expected: int) -> None:
     image = np.full((1, 1, 1, 1), 5, filters.dtype)
     assert int(tf.nn.dilation2d(image, filters, ONE_BY_ONE, "SAME", "NHWC", ONE_BY_ONE)[0, 0, 0, 0]) == expected
 
 
+@pytest.mark.long
 def test_the_place_of_a_maximum_lies_inside_the_image() -> None:
     _, places = tf.nn.max_pool_with_argmax(tf.zeros([1, 3, 3, 1], tf.uint8), 3, 1, "SAME")
     assert places[0, :, :, 0].tolist() == [[0, 0, 1], [0, 0, 1], [3, 3, 4]]
@@ -215,6 +217,7 @@ class _Double(tf.Module):
         return x * 2
 
 
+@pytest.mark.long
 def test_a_loaded_function_takes_fractions_by_its_program_of_floats(tmp_path: Path) -> None:
     module = _Double()
     for example in ([1, 2], [1.0, 2.0], 1, 1.0):

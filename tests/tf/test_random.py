@@ -326,6 +326,7 @@ SHORT = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", SHORT)
 def test_draws_of_16_bits_have_the_moments_of_the_distribution(name: str, dtype: str) -> None:

@@ -49,6 +49,7 @@ def run(devices: int, function: Callable[[Any], Any]) -> list[Any]:
     return [np.asarray(one).tolist() for one in strategy.experimental_local_results(out)]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("function", [mapped, repeated, while_loop, nested_loops])
 def test_loops_draw_the_same_numbers_in_every_layout(function: Callable[[Any], Any]) -> None:
     found = [run(devices, function) for devices in (4, 2, 1)]

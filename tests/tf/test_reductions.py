@@ -41,6 +41,7 @@ def test_extremes_along_an_axis_without_elements() -> None:
     assert float(tf.reduce_max([])) == -INF
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32"])
 def test_the_mean_of_no_integers_is_zero(dtype: str) -> None:
     assert int(tf.reduce_mean(tf.zeros([0], dtype))) == 0
@@ -99,6 +100,7 @@ def test_cumulative_sums_along_an_axis_that_does_not_exist(axis):
         tf.cumsum([1, 2], axis)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
 def test_histograms_of_64_bit_mode_are_computed_in_64_bits(dtype: str) -> None:
     with jax.enable_x64(True):
@@ -132,6 +134,7 @@ def test_the_range_of_a_histogram_has_the_dtype_of_the_values() -> None:
         assert tf.histogram_fixed_width_bins(below, [0.0, 0.2], 2).tolist() == [1, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 def test_counts_of_many_integers_need_memory_for_the_counts_only(wrap: Callable[..., Any]) -> None:
     tokens = np.random.default_rng(0).integers(0, 50_000, 500_000, dtype=np.int32)
@@ -166,6 +169,7 @@ def test_a_confusion_matrix_takes_classes_of_other_dtypes(dtype: str) -> None:
     assert tf.math.confusion_matrix([0.9, 2.2], [1.0, 2.0], num_classes=3).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1]]
 
 
+@pytest.mark.long
 def test_edges_of_a_histogram_are_those_of_tensorflow() -> None:
     values = tf.constant(np.linspace(0, 1, 11), tf.float32)
     for count in (tf.histogram_fixed_width, tf.function(tf.histogram_fixed_width)):
@@ -183,6 +187,7 @@ def test_an_axis_out_of_range_is_named(name: str, axis: int) -> None:
         tf.nn.moments(tf.ones([2, 3]), [axis])
 
 
+@pytest.mark.long
 def test_scatter_nd_of_booleans_is_their_disjunction() -> None:
     updates = tf.constant([True, False, True])
     for scatter in (tf.scatter_nd, tf.function(tf.scatter_nd)):

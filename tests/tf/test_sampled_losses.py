@@ -43,6 +43,7 @@ def test_classes_come_as_often_as_is_said(name, unique):
         assert came[0] > came[3] > came[11]
 
 
+@pytest.mark.long
 def test_counts_decide_how_often():
     counts = [0.0] + [1.0, 3.0] * 5 + [9.0]
     came, _ = inclusion(tf.random.fixed_unigram_candidate_sampler, False, unigrams=counts)
@@ -50,6 +51,7 @@ def test_counts_decide_how_often():
     assert came[11] / came[1:11:2].mean() == pytest.approx(9, rel=0.35)
 
 
+@pytest.mark.long
 def test_counts_are_read_from_a_file(tmp_path):
     vocabulary = tmp_path / "words.csv"
     vocabulary.write_text("the,3\nof,1\n")
@@ -141,6 +143,7 @@ def test_dtypes_are_those_of_tensorflow_in_the_64_bit_mode():
         assert [drawn.dtype, tf.math.bincount([1]).dtype] == [tf.int64, tf.int32]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("wrong", [-1, 5])
 @pytest.mark.parametrize(
     "sample",

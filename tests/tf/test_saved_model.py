@@ -186,6 +186,7 @@ def test_of_a_mirrored_model(tmp_path):
     np.testing.assert_array_equal(tf.saved_model.load(tmp_path / "m")(tf.constant([2.0]))["y"], [6.0])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_keras_model(tmp_path):
     keras = tf.keras
@@ -269,6 +270,7 @@ def test_without_flatbuffers(tmp_path, monkeypatch):
         tf.saved_model.save(Model(), tmp_path / "m")
 
 
+@pytest.mark.long
 def test_an_open_size_that_the_weights_settle(tmp_path):
     class Normalised(tf.Module):
         def __init__(self):
@@ -378,7 +380,7 @@ def sizes(tmp_path_factory):
         ("matrices", [(4, 2, 3)]),
     ],
 )
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_open_sizes_that_the_program_settles(sizes, name, shapes):
     model, loaded = sizes
     dtype = np.uint8 if name == "rows" else np.float32
@@ -394,6 +396,7 @@ def test_sizes_that_the_program_is_not_for(sizes):
         loaded.matrices(tf.ones([3]))
 
 
+@pytest.mark.long
 def test_gradients_of_a_saved_custom_gradient(tmp_path):
     @tf.custom_gradient
     def clipped(y):
@@ -441,6 +444,7 @@ def test_a_generator_of_a_strategy_goes_on_and_a_variable_that_is_returned_is_re
     assert loaded.state()["state"].numpy().tolist() == [before[0], before[1], before[2] + 3]
 
 
+@pytest.mark.long
 def test_a_function_that_was_only_run_on_replicas_is_saved_for_what_one_replica_gets(tmp_path):
     class Scaling(tf.Module):
         @tf.function
@@ -478,6 +482,7 @@ def test_only_a_saved_program_is_replaced(tmp_path):
     assert (tmp_path / "taken/variables/thesis.txt").read_text() == "important"
 
 
+@pytest.mark.long
 def test_a_keras_model_is_exported_with_the_endpoint_serve(tmp_path, capsys):
     keras = tf.keras
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -499,6 +504,7 @@ def test_a_model_without_known_inputs_is_not_exported(tmp_path):
         model.export(tmp_path / "exported")
 
 
+@pytest.mark.long
 def test_programs_for_equal_arguments_of_other_types(tmp_path):
     class Kinds(tf.Module):
         @tf.function
@@ -513,6 +519,7 @@ def test_programs_for_equal_arguments_of_other_types(tmp_path):
     assert [float(loaded(x, kind)) for kind in (1, 1.0, True, np.float32(1))] == [21.0, 31.0, 11.0, 11.0]
 
 
+@pytest.mark.long
 def test_maps_over_an_open_number_of_rows(tmp_path):
     class Maps(tf.Module):
         @tf.function(input_signature=[tf.TensorSpec([None, 2])])
@@ -532,6 +539,7 @@ def test_maps_over_an_open_number_of_rows(tmp_path):
         assert loaded.patches(tf.ones([count, 4, 4, 1])).shape == (count, 2, 2, 4)
 
 
+@pytest.mark.long
 def test_a_loaded_model_is_saved_with_its_functions_signatures_and_variables(saved, tmp_path):
     first = tf.saved_model.load(saved)
     first.trainable_variables[0].assign(5.0)
@@ -550,6 +558,7 @@ def test_a_loaded_model_is_saved_with_its_functions_signatures_and_variables(sav
     assert float(tape.gradient(y, first.trainable_variables[0])) == 4.0
 
 
+@pytest.mark.long
 def test_loaded_functions_are_saved_in_other_modules_and_as_signatures(saved, tmp_path):
     class Wrapper(tf.Module):
         def __init__(self, loaded):
@@ -602,6 +611,7 @@ def values_of(result):
     return [values_of(one) for one in result] if isinstance(result, (list, tuple)) else float(result)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_results_keep_their_places_in_functions_and_signatures(name, tmp_path):
     model = tf.Module()
@@ -712,6 +722,7 @@ CALLS = {  # the results of TensorFlow 2.21 for `Defaults` (but of `of_object`, 
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("saved_again", [False, True])
 def test_defaults_and_keywords_of_loaded_functions_are_those_of_tensorflow(defaults, name, saved_again):
@@ -760,6 +771,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", CHECKS)
 def test_functions_with_traced_checks_are_saved_without_them(tmp_path, name):
     model = tf.Module()

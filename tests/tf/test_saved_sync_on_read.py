@@ -36,6 +36,7 @@ class Counter(tf.Module):
         return self.seen.read_value()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_saved_program_reads_and_assigns_the_aggregate(aggregation: str, tmp_path: Path) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -57,6 +58,7 @@ def test_a_saved_program_reads_and_assigns_the_aggregate(aggregation: str, tmp_p
     assert float(loaded.seen.numpy()) == expected + 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["reads", "assigns"])
 def test_a_program_that_uses_components_is_refused(how: str, tmp_path: Path) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -75,6 +77,7 @@ def test_a_program_that_uses_components_is_refused(how: str, tmp_path: Path) -> 
         tf.saved_model.save(module, tmp_path)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("how", ["export", "save"])
 def test_a_model_with_batch_normalization_is_exported_from_several_devices(how: str, tmp_path: Path) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

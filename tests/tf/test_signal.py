@@ -39,7 +39,7 @@ def test_compiled_they_are_the_same():
 
 @kinds
 @pytest.mark.parametrize("size", [2, 6])
-@pytest.mark.first(7)
+@pytest.mark.first(3)
 def test_the_inverse_gives_the_signal_back_up_to_a_factor(kind, norm, size):
     x = X[..., :size]
     there = tf.signal.dct(x, type=kind, norm=norm)
@@ -47,6 +47,7 @@ def test_the_inverse_gives_the_signal_back_up_to_a_factor(kind, norm, size):
     np.testing.assert_allclose(tf.signal.idct(there, type=kind, norm=norm), factor * x, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 @kinds
 @pytest.mark.sampled(3)
 def test_gradients_are_those_of_the_matrix(kind, norm):
@@ -58,6 +59,7 @@ def test_gradients_are_those_of_the_matrix(kind, norm):
     np.testing.assert_allclose(tape.gradient(y, x), matrix @ np.arange(6), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_sixty_four_bits_stay():
     with jax.enable_x64(True):
         found = tf.signal.dct(X.astype(np.float64), type=4, norm="ortho")

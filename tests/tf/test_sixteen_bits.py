@@ -20,6 +20,7 @@ def gradient(function: Any, x: Any) -> tuple[Any, Any]:
     return y, tape.gradient(y, x)
 
 
+@pytest.mark.first(1)
 @DTYPES
 @pytest.mark.parametrize("label", [0, 1])
 def test_the_sparse_cross_entropy_is_rounded_once(dtype: str, label: int) -> None:
@@ -40,6 +41,7 @@ def test_moments_do_not_overflow(dtype: str) -> None:
         np.testing.assert_allclose(tf.cast(moments[1], tf.float32), 40000.0, rtol=0.01)
 
 
+@pytest.mark.long
 @DTYPES
 def test_tensors_of_32_bits_do_not_widen_images_and_activations(dtype: str) -> None:
     image, number = tf.constant([[[0.25, 0.5, 1.0]]], dtype), tf.constant(2.0)

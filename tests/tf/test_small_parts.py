@@ -122,6 +122,7 @@ def test_code_that_runs_at_once_while_tracing() -> None:
         assert tf.executing_eagerly()
 
 
+@pytest.mark.long
 def test_initializers_can_be_made_again_from_their_configuration() -> None:
     first = tf.initializers.GlorotUniform(seed=3)
     again = tf.initializers.GlorotUniform.from_config(first.get_config())
@@ -135,6 +136,7 @@ def test_initializers_can_be_made_again_from_their_configuration() -> None:
         tf.initializers.Ones()([2], partition_shpe=[1])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["RandomNormal", "RandomUniform", "TruncatedNormal", "HeNormal", "Orthogonal"])
 def test_an_initializer_with_a_seed_is_stateless(name: str) -> None:
     """As in TensorFlow (`stateless_random_normal`) and Keras 3: the same values, and the global state stays."""
@@ -152,6 +154,7 @@ def test_an_initializer_with_a_seed_is_stateless(name: str) -> None:
     assert not np.array_equal(unseeded([4, 4]), unseeded([4, 4]))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["Zeros", "Ones", "RandomNormal", "GlorotUniform", "Orthogonal", "Identity"])
 def test_an_initializer_makes_a_part_of_the_tensor(name: str) -> None:
     options = {"seed": 3} if name not in ("Zeros", "Ones", "Identity") else {}
@@ -221,6 +224,7 @@ def test_lstsq_with_fewer_rows_than_columns_has_the_smallest_norm(fast):
     np.testing.assert_allclose(result[:, 0], [-8 / 3, 7 / 3, -1 / 3], rtol=1e-4)
 
 
+@pytest.mark.long
 def test_the_gradient_of_a_dilated_maximum():
     """Recorded with TensorFlow 2.21."""
     x = tf.Variable([[[1.0], [5.0], [3.0], [5.0], [3.0], [4.0]]])

@@ -324,6 +324,7 @@ def test_a_dynamic_one_that_grows_on_one_path_is_refused(statement):
         rows(tf.constant(1.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("statement", ["while", "for", "while_loop"])
 def test_a_dynamic_one_in_a_loop_of_unknown_length_is_refused(statement):
     @tf.function

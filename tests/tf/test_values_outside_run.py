@@ -81,6 +81,7 @@ def test_a_tape_around_the_run_records_how_they_are_combined() -> None:
     assert float(tape.gradient(loss, v)) == 5 * 6 + 2 * 6
 
 
+@pytest.mark.long
 def test_a_tape_moves_cotangents_back_to_the_replicas() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -138,6 +138,7 @@ def test_a_known_failure_is_raised_by_the_assignment() -> None:
     assert float(one.numpy()[0]) == 1.0
 
 
+@pytest.mark.long
 def test_old_values_are_freed_once_the_new_ones_are_read() -> None:
     _, one, _ = made("plain")
     former.forget_computed()

@@ -116,6 +116,7 @@ def test_an_eager_run_and_another_thread_lose_no_update(other, devices, replicas
     assert model.found() == (2.0, 2.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_two_threads_that_step_at_the_same_time_count_exactly(replicas):
     model, errors = Model(replicas, replicas), []

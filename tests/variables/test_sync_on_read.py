@@ -277,6 +277,7 @@ def test_assigning_one_component():
     assert float(w) == 1.0
 
 
+@pytest.mark.long
 def test_components_are_variables_to_look_at():
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -42,6 +42,7 @@ atexit.register(print, "the shutdown barrier")
 """
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("program", "status"),
     [
