@@ -101,12 +101,12 @@ class Algorithm(enum.Enum):
 
 
 def _no() -> bool:
-    """Returns False: the implementation of functions that query an unavailable feature."""
+    """Returns False; implements queries for features that `mirrored` does not have."""
     return False
 
 
 def _yes() -> bool:
-    """Returns True: the implementation of functions that query a feature that is always available."""
+    """Returns True; implements queries for features that are always available."""
     return True
 
 

@@ -68,7 +68,7 @@ class ConfigProto:
 
 
 def _logging(name: str) -> Any:
-    """Returns a function that writes a message of a level to the logger "mirrored"."""
+    """Returns a function that writes a message to the logger "mirrored" at the level `name`."""
 
     def write(msg: str, *args: object) -> None:
         getattr(logging.getLogger("mirrored"), name)(msg, *args, stacklevel=2)

@@ -163,12 +163,12 @@ _PARAMETERS: Final[dict[str, str]] = {
 
 
 def shared(names: Iterable[str]) -> list[str]:
-    """Returns the given `tf` names whose parameters and meaning are the same in `tf.compat.v1`."""
+    """Filters names of `tf`: returns those with the same parameters and meaning in `tf.compat.v1`."""
     return [one for one in names if one not in _NOT_SHARED and not one.startswith(_NOT_SHARED_SPACES)]
 
 
 def _as_before(called: str, parameters: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function with the parameters of TensorFlow 1, which calls the one of TensorFlow 2."""
+    """Wraps a TensorFlow 2 function to accept the parameters of its TensorFlow 1 version."""
     targets = {old: new if renamed else old for old, renamed, new in (one.partition(">") for one in parameters.split())}
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -247,7 +247,7 @@ def where(condition: Operand, x: Operand | None = None, y: Operand | None = None
 
 
 def _of_constant_labels(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a loss without a gradient to its labels, as TensorFlow 1 defined it."""
+    """Wraps a loss function so that no gradient flows to the labels, as in TensorFlow 1."""
 
     def loss(labels: Operand, **others: Any) -> Any:
         return function(labels=stop_gradient(as_tensor(labels)), **others)
@@ -269,7 +269,7 @@ def no_op(name: str | None = None) -> None:
 
 
 def names(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the functions and other objects of `tf.compat.v1`, by names such as ``"compat.v1.where"``.
+    """Returns the functions and other objects of `tf.compat.v1` in a dict with keys such as ``"compat.v1.where"``.
 
     They are those shared with `tf`, older names of functions in `tf`, and others.
 

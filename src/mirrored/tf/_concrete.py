@@ -55,7 +55,7 @@ class FunctionType(inspect.Signature):
 
     @property
     def captures(self) -> dict[Any, Any]:
-        """An empty dict: a program has no captured tensors."""
+        """An empty dict: a compiled function has no captured tensors."""
         return {}
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments for which the function was traced, as ``(args, kwargs)``, with specs in place of arrays.
+        """The traced arguments as ``(args, kwargs)``, with a `tf.TensorSpec` in place of each array.
 
         `kwargs` contains keyword-only arguments. Arguments that were omitted are there with their default values.
         """
@@ -121,7 +121,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
 
     @property
     def inputs(self) -> list[TensorSpec]:
-        """The specs of the arrays among the arguments, in order, with unique names."""
+        """The `tf.TensorSpec` of each array in the arguments, in order, with a unique name."""
         given = [(one.name, spec) for one in self._arguments for spec in _specs(one.as_given)]
         taken: dict[str, int] = {}
         found = []
@@ -168,7 +168,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
 
     @property
     def outputs(self) -> list[TensorSpec]:
-        """The specs of the tensors in the result, in order."""
+        """The `tf.TensorSpec` of each tensor in the result, in order."""
         return _specs(self.structured_outputs)
 
     @property
@@ -194,17 +194,17 @@ class ConcreteFunction(concrete.ConcreteFunction):
         return repr(self.function_type) if verbose else str(self.function_type)
 
     def __repr__(self) -> str:
-        """Returns the signature in one line; without the result if the function has not been traced."""
+        """Returns the signature on one line, without the type of the result if the function has not been traced."""
         if self.program is None:
             return super().__repr__()
         return f"<ConcreteFunction {self.pretty_printed_signature(verbose=False)} at 0x{id(self):X}>"
 
     def __str__(self) -> str:
-        """Returns the signature in several lines; `repr` if the function has not been traced."""
+        """Returns the signature on several lines, or ``repr(self)`` if the function has not been traced."""
         return repr(self) if self.program is None else f"ConcreteFunction {self.pretty_printed_signature()}"
 
     def __getattr__(self, name: str) -> Any:
-        """Raises the error for the attributes that describe a graph."""
+        """Raises an error for a missing attribute, with an alternative if it is an attribute of TensorFlow graphs."""
         if name not in _GRAPHS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise MissingNameError(
@@ -218,7 +218,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
 
 @dataclasses.dataclass(frozen=True)
 class _Argument:
-    """A parameter of a concrete function.
+    """A parameter of a concrete function, with the argument for which the function was traced.
 
     Attributes:
         name: Its name.
@@ -234,7 +234,7 @@ class _Argument:
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Argument]:
-    """Binds arguments to parameters, as TensorFlow does: one parameter for each of ``*args`` and ``**kwargs``."""
+    """Binds arguments like TensorFlow, with a separate parameter for each element of ``*args`` and ``**kwargs``."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     kinds = inspect.Parameter
@@ -253,7 +253,7 @@ def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _described(argument: PyTree, name: str | None = None) -> Any:
-    """Returns an argument with specs in place of its arrays, named by the parameter `name` and their places in it."""
+    """Replaces each array in an argument by a `tf.TensorSpec`, named after the parameter and the array's path."""
 
     def spec(path: Sequence[Any], leaf: Leaf) -> Any:
         if not is_array(leaf):
@@ -282,7 +282,7 @@ def _names_of_results() -> Iterator[str]:
 
 
 def _output(leaf: Leaf, names: Iterator[str]) -> Any:
-    """Returns the spec of a tensor in a result; other objects as they are."""
+    """Converts a traced tensor in a function's result to a `tf.TensorSpec`; returns other objects unchanged."""
     if isinstance(leaf, DistributedValues):
         return PerReplicaSpec(tuple(_output(one, names) for one in leaf.values))
     if not isinstance(leaf, (jax.ShapeDtypeStruct, Open)):
@@ -292,7 +292,7 @@ def _output(leaf: Leaf, names: Iterator[str]) -> Any:
 
 
 def _common(first: Leaf, *others: Leaf) -> Any:
-    """Returns the description of a tensor of which several are known, for different numbers of dimensions."""
+    """Merges descriptions of a result from several traces; the shape is unknown if the numbers of dimensions differ."""
     if not isinstance(first, jax.ShapeDtypeStruct):
         return first
     same = all(len(one.shape) == len(first.shape) for one in others)
@@ -304,7 +304,7 @@ def _is_spec(leaf: object) -> bool:
 
 
 def _map_specs(function: Callable[[TensorSpec], Any], structure: PyTree) -> Any:
-    """Applies a function to the specs of a structure, and to each component of the specs of per-replica values."""
+    """Applies a function to each `tf.TensorSpec` in a structure, including the components of per-replica values."""
 
     def mapped(leaf: Leaf) -> Any:
         if isinstance(leaf, PerReplicaSpec):
@@ -315,7 +315,7 @@ def _map_specs(function: Callable[[TensorSpec], Any], structure: PyTree) -> Any:
 
 
 def _specs(structure: PyTree) -> list[TensorSpec]:
-    """Returns the specs of a structure, with those of all components of per-replica values."""
+    """Returns a list of all `tf.TensorSpec` objects in a structure, including the components of per-replica values."""
     found: list[TensorSpec] = []
     _map_specs(found.append, structure)
     return found

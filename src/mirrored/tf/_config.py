@@ -68,7 +68,7 @@ _state = _State()
 
 
 def _has_accelerator_plugin() -> bool:
-    """Returns whether JAX could find accelerators, without starting JAX: virtual devices must be set before that."""
+    """Returns whether a JAX plugin for accelerators is installed and not disabled; does not start JAX."""
     platforms = os.environ.get("JAX_PLATFORMS") or getattr(jax.config, "jax_platforms", None) or ""
     if platforms and set(platforms.split(",")) <= {"cpu"}:
         return False
@@ -142,7 +142,7 @@ def set_visible_devices(
 
 
 def _hide_all(kind: str) -> bool:
-    """Hides all GPUs, simulated or not, from JAX before it has started; returns whether that was possible."""
+    """Hides all real or virtual GPUs from JAX; returns False for other devices, or if JAX has started."""
     if kind != "GPU" or has_devices():
         return False
     if settings.virtual_kind() == kind:
@@ -153,7 +153,7 @@ def _hide_all(kind: str) -> bool:
 
 
 def _show_only(kind: str, kept: list[PhysicalDevice], existing: list[PhysicalDevice]) -> None:
-    """Hides accelerators from strategies that name no devices: JAX, which has listed them, has started."""
+    """Limits the default devices of strategies to the given accelerators, when JAX has already started."""
     if not kept or kept != existing[: len(kept)]:
         raise ContextError(
             "tf.config.set_visible_devices",

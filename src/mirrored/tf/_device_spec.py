@@ -75,7 +75,7 @@ class DeviceSpec:
         return dataclasses.replace(self, **theirs)
 
     def replace(self, **kwargs: Any) -> DeviceSpec:
-        """Returns a spec with some parts replaced."""
+        """Returns a copy of this spec with the given parts replaced."""
         return dataclasses.replace(self, **kwargs)
 
     def to_string(self) -> str:

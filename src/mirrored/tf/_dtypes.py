@@ -132,7 +132,7 @@ class DType:
         return self.as_numpy_dtype(info.min), self.as_numpy_dtype(info.max)
 
     def __eq__(self, other: object) -> bool:
-        """Compares equal to the same type of NumPy, JAX or TensorFlow, and to its name."""
+        """Returns whether `other` is the same type in TensorFlow, NumPy or JAX, or the name of this type."""
         if isinstance(other, DType):
             return self._name == other._name
         if other is None:
@@ -143,15 +143,15 @@ class DType:
             return False
 
     def __hash__(self) -> int:
-        """Returns NumPy's hash, because the two compare equal."""
+        """Returns the hash of the NumPy dtype that compares equal to this type."""
         return hash(self.dtype)
 
     def __repr__(self) -> str:
-        """Formats the type like TensorFlow."""
+        """Returns the name of the type with the ``tf.`` prefix, such as ``tf.float32``."""
         return f"tf.{self._name}"
 
     def __str__(self) -> str:
-        """Formats the type like TensorFlow."""
+        """Returns the name of the type in TensorFlow's format, such as ``<dtype: 'float32'>``."""
         return f"<dtype: '{self._name}'>"
 
     def __int__(self) -> int:

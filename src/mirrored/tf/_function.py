@@ -88,7 +88,7 @@ def _as_tensor(leaf: Leaf) -> Any:
 
 
 def _autograph() -> Any:
-    """Returns the module that converts functions; None if its package is not installed."""
+    """Returns the module that implements AutoGraph; None if the optional package `malt` is not installed."""
     if importlib.util.find_spec("malt") is None:
         return None
     return importlib.import_module("mirrored.tf._autograph.transpiler")  # needs malt, an optional package
@@ -118,13 +118,13 @@ def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _layers_converted_by(convert: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Returns a context in which Keras converts layers: Keras calls `Layer.call` outside the converted code."""
+    """Returns a context manager that applies `convert` to the `call` methods of Keras layers."""
     calls: Any = sys.modules.get("mirrored.integrations.keras.calls")
     return nullcontext() if calls is None else calls.converted_by(convert)  # type: ignore[no-any-return]
 
 
 def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function so that its errors about traced conditions name the missing package."""
+    """Wraps a function so that JAX errors about traced conditions say how to install AutoGraph."""
 
     @functools.wraps(python_function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -149,7 +149,7 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
 
 
 def to_graph(entity: Callable[..., Any], recursive: bool = True, experimental_optional_features: object = None) -> Any:
-    """Converts a function's control flow with AutoGraph; call the returned function while `tf.function` traces.
+    """Wraps a function so that AutoGraph converts the control flow; call the returned function inside `tf.function`.
 
     Raises:
         MissingNameError: The package that converts functions is not installed.

@@ -83,6 +83,6 @@ def _by_differences(f: Callable[..., jax.Array], arguments: list[jax.Array], pla
 
 
 def _as_reals(y: jax.Array) -> jax.Array:
-    """Returns the elements as a vector of real numbers; each complex number as its real and imaginary part."""
+    """Flattens a tensor to a vector of real numbers; each complex number becomes its real and imaginary parts."""
     flat = jnp.ravel(y)
     return jnp.ravel(jnp.stack([flat.real, flat.imag], -1)) if jnp.iscomplexobj(flat) else flat

@@ -1,4 +1,4 @@
-"""Calls of the host (`tf.print`, assertions) that the programs of `tf.saved_model` omit: they cannot contain any."""
+"""Omits host callbacks (`tf.print`, assertions) from programs of `tf.saved_model`, which cannot contain callbacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _omitted: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar("omit
 
 
 def omits_host_call(called: str) -> bool:
-    """Returns whether a function that is being traced must not call the host; records what it would have called."""
+    """Returns whether the current trace omits host callbacks; if so, records the name of the omitted callback."""
     omitted = _omitted.get()
     if omitted is None:
         return False

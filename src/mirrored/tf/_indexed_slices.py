@@ -45,7 +45,7 @@ class IndexedSlices(SparseRows):
         return (None, *self.values.shape[1:]) if self.dense_shape is None else tuple(self.dense_shape)
 
     def __jax_array__(self) -> jax.Array:
-        """Returns the dense array."""
+        """Returns the corresponding dense array."""
         return self.to_dense()
 
     def __neg__(self) -> IndexedSlices:

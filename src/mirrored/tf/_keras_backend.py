@@ -1,6 +1,6 @@
-"""Functions of `tf.keras.backend` that Keras implements with parts of TensorFlow that `mirrored.tf` does not have.
+"""Reimplements functions of `tf.keras.backend` for which Keras uses TensorFlow features that `mirrored.tf` lacks.
 
-The other functions there are Keras' own, which call operations of `mirrored.tf` instead of TensorFlow's.
+The other functions of that module are Keras' own, which call operations of `mirrored.tf` instead of TensorFlow's.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ def cast_to_floatx(x: Any) -> Any:
 
 
 def _created(value: Any, dtype: Any, name: str | None) -> Any:
-    """Returns a new variable; during a trace, which must not create variables, returns the value itself."""
+    """Creates a variable; in a traced function, which cannot create variables, returns the value as a tensor."""
     if is_eval(current_trace()) and ambient().store is None:
         return legacy_backend.variable(value, dtype, name)
     return as_tensor(value)
 
 
 def zeros(shape: StaticInts, dtype: Any = None, name: str | None = None) -> Any:
-    """Creates a variable of zeros; in a compiled function, a tensor."""
+    """Returns a new variable of zeros; in a compiled function, returns a tensor of zeros."""
     how = dtype or keras.backend.floatx()
     return _created(np.zeros(shape, how), how, name)
 
 
 def ones(shape: StaticInts, dtype: Any = None, name: str | None = None) -> Any:
-    """Creates a variable of ones; in a compiled function, a tensor."""
+    """Returns a new variable of ones; in a compiled function, returns a tensor of ones."""
     how = dtype or keras.backend.floatx()
     return _created(np.ones(shape, how), how, name)
 
@@ -201,7 +201,7 @@ def foldr(fn: Callable[..., Any], elems: Any, initializer: Any = None, name: str
 
 
 def switch(condition: Any, then_expression: Any, else_expression: Any) -> Any:
-    """Selects one of two tensors or function results: as a whole by a scalar condition, otherwise elementwise."""
+    """Selects between two tensors or function results: one of them for a scalar condition, elementwise for a tensor."""
     condition = as_tensor(condition).astype(jnp.bool_)
     then, other = (one if callable(one) else lambda one=one: one for one in (then_expression, else_expression))
     if not condition.ndim:

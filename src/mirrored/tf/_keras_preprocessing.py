@@ -1,4 +1,4 @@
-"""Keras' layers that map strings and integers to indices: without TensorFlow, an error names what to use instead."""
+"""Makes Keras layers that need TensorFlow, such as `StringLookup`, raise an error that names an alternative."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Absent:
         self._layer, self._remedy = _REMEDIES[module]
 
     def __getattr__(self, name: str) -> Any:
-        """Raises the error: called for every name of TensorFlow, also for Keras' own `available`.
+        """Raises an error for every attribute; the error names the Keras layer and an alternative.
 
         Raises:
             UnimplementedError: Always.

@@ -1,4 +1,4 @@
-"""`tf.compat.v1.losses`: a weighted mean of losses, as programs of TensorFlow 1 compute it."""
+"""`tf.compat.v1.losses`: loss functions of TensorFlow 1, which return a weighted mean by default."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _broadcast(weights: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _loss(losses: Callable[..., jax.Array], called: str) -> Callable[..., jax.Array]:
-    """Returns a loss of TensorFlow 1 from a function that computes the losses of the elements."""
+    """Creates a TensorFlow 1 loss function, which weights and reduces the elementwise losses that `losses` returns."""
     parameters = list(inspect.signature(losses).parameters)
 
     def loss(*args: Any, **kwargs: Any) -> jax.Array:
@@ -146,7 +146,7 @@ def _loss(losses: Callable[..., jax.Array], called: str) -> Callable[..., jax.Ar
 
 
 def _in_float32(labels: Operand, predictions: Operand) -> tuple[jax.Array, jax.Array]:
-    """Converts labels and predictions to float32, in which TensorFlow computes the losses that are not of logits."""
+    """Converts labels and predictions to float32, as TensorFlow does for all losses but cross-entropies of logits."""
     return _pair(labels, as_tensor(predictions).astype(jnp.float32))
 
 
@@ -190,13 +190,13 @@ def _log_loss(labels: Operand, predictions: Operand, epsilon: float = 1e-7) -> j
 
 
 def _hinge_loss(labels: Operand, logits: Operand) -> jax.Array:
-    """Returns the weighted mean of hinge losses of labels 0 and 1."""
+    """Returns the weighted mean of hinge losses for labels that are 0 or 1."""
     expected, found = _in_float32(labels, logits)
     return jax.nn.relu(1 - (2 * expected - 1) * found)
 
 
 def _sigmoid_cross_entropy(multi_class_labels: Operand, logits: Operand, label_smoothing: float = 0) -> jax.Array:
-    """Returns the weighted mean of the cross entropy of independent classes."""
+    """Returns the weighted mean of the sigmoid cross entropy between the labels and logits of independent classes."""
     expected, found = _pair(multi_class_labels, logits)
     if label_smoothing > 0:
         expected = expected * (1 - label_smoothing) + 0.5 * label_smoothing

@@ -123,7 +123,7 @@ class Module:
         self._name_scope = name_scope(chosen)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Sets an attribute, and completes a restore that waited for its variables to be created."""
+        """Sets an attribute, and completes a deferred checkpoint restore of the variables in the new value."""
         super().__setattr__(name, value)
         state_came(value)
 
@@ -165,7 +165,7 @@ class Module:
         with_path: bool = False,
         expand_composites: bool = False,
     ) -> Iterator[Any]:
-        """Yields every part for which the predicate is true, each once."""
+        """Yields once each object in the attributes of this module and its submodules for which `predicate` is true."""
         del expand_composites
         walk = _walk(self, (), {id(self)}, recursive, predicate or (lambda _: True), attribute_traversal_key)
         return walk if with_path else (part for _, part in walk)

@@ -54,7 +54,7 @@ class ExponentialMovingAverage:
         return self._name
 
     def apply(self, var_list: Sequence[Variable] | None = None) -> None:
-        """Updates the moving average of each variable by the variable's current value.
+        """Updates the moving average of each variable with the variable's current value.
 
         Args:
             var_list: Variables of floating dtype; None uses those of the last call.

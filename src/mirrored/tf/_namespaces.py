@@ -21,21 +21,18 @@ class Namespace(types.ModuleType):
         self._find = find
 
     def __getattr__(self, name: str) -> Any:
-        """Loads or reports a name: called only for names that are not in the module yet."""
+        """Loads a name that is imported at first access; raises an error for a name that does not exist."""
         value = self._find(f"{self._path}.{name}")
         setattr(self, name, value)
         return value
 
     def __repr__(self) -> str:
-        """Shows the path of the module."""
+        """Returns text with the dotted path of the module, such as ``<module 'mirrored.tf.math'>``."""
         return f"<module 'mirrored.tf.{self._path}'>"
 
 
 def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> Callable[[str], Any]:
-    """Returns a lookup function for the names of `mirrored.tf` that are loaded at first access.
-
-    For a missing name, it raises an error.
-    """
+    """Returns a function that loads a dotted name at first access, and raises an error for an unknown name."""
 
     def find(path: str) -> Any:
         if path in lazy:

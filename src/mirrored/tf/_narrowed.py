@@ -1,4 +1,4 @@
-"""Records which tensors were requested as int64, and have 32 bits because JAX's 64-bit mode is off.
+"""Records which tensors were requested as int64 but have 32 bits, because JAX's 64-bit mode is off.
 
 Functions of datasets compute in 64 bits. There such a tensor counts as int64. The sums of a tensor that was requested
 as int32 wrap around, as in TensorFlow.
@@ -22,7 +22,7 @@ _narrowed: Final[dict[int, weakref.ref[Any]]] = {}  # by id: arrays have weak re
 
 
 def requested_as(dtype: DTypeLike | None, array: jax.Array, source: object = None) -> jax.Array:
-    """Returns an array, and records that it was requested as int64 if it has 32 bits instead.
+    """Returns the array or a copy; if int64 was requested but the array is int32, records that request.
 
     Args:
         dtype: The requested dtype.
@@ -41,6 +41,6 @@ def requested_as(dtype: DTypeLike | None, array: jax.Array, source: object = Non
 
 
 def is_narrowed(value: object) -> bool:
-    """Returns whether a value is a tensor of 32 bits that was requested as int64."""
+    """Returns whether a value is an int32 tensor that was requested as int64."""
     found = _narrowed.get(id(value))
     return found is not None and found() is value

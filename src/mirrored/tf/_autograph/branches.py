@@ -99,7 +99,7 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 
 
 def _one_of(operator: str, value: Operand, second: Callable[[], Any]) -> Any:
-    """Returns `value` or `second()`, whichever the value of `value` selects at run time, as Python does.
+    """Evaluates `and` or `or` with a traced first operand, which selects the result at run time.
 
     The second operand assigns variables only if it is selected.
     """
@@ -135,7 +135,7 @@ def _keeping(branch: Callable[[], Any], found: list[Any]) -> Callable[[], list[j
 def _traced(
     branch: Callable[[], None], before: tuple[Any, ...], get_state: GetState, set_state: SetState, nouts: int
 ) -> tuple[Block, tuple[Any, ...]]:
-    """Traces a branch, and returns it with the values that the Python variables have at its end."""
+    """Traces a branch; returns the traced block and the values of the Python variables after the branch."""
     values: tuple[Any, ...] = ()
 
     def run() -> list[jax.Array]:
@@ -158,7 +158,7 @@ def _joined(
     values: Sequence[tuple[Any, ...]],
     names: Sequence[str],
 ) -> list[Any]:
-    """Returns the value of each Python variable after a branch that is chosen at run time."""
+    """Merges two traced branches into a conditional; returns the resulting value of each Python variable."""
     pairs = [
         _defined(statement, name, _read(first, second, blocks[0]), _read(second, first, blocks[1]))
         for name, first, second in zip(names, *values, strict=False)
@@ -177,7 +177,7 @@ def _joined(
 
 
 def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[Any, Any]:
-    """Returns the values of a variable in both branches.
+    """Returns a variable's values after both branches, with zeros for a value that one branch does not assign.
 
     A missing value becomes zeros if no later code reads it. So does a `TensorArray` of which no row was written.
     """
@@ -191,9 +191,9 @@ def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[
 
 
 def _read(value: PyTree, other: PyTree, block: Block) -> Any:
-    """Returns the value of a variable that one branch returns, if the other returns a tensor.
+    """Converts a variable that one branch returns to a tensor if the other branch returns a tensor.
 
-    It is read in the code around the branches, so the branch must not assign it.
+    The variable is read in the code around the branches, so a variable that the branch assigns stays unchanged.
     """
     if not hasattr(type(value), "__jax_array__") or is_tensor(value) or not is_tensor(other):
         return value
@@ -203,7 +203,7 @@ def _read(value: PyTree, other: PyTree, block: Block) -> Any:
 
 
 def _with_rows(value: PyTree, other: PyTree) -> Any:
-    """Returns `value`; if it is a `TensorArray` without rows, with rows of zeros in the shape of `other`'s rows."""
+    """Adds zero rows, shaped like the rows of `other`, to an empty `TensorArray`; returns other objects unchanged."""
     grow = getattr(type(value), "__grown__", None)
     if grow is None or type(value) is not type(other) or jax.tree.leaves(value):
         return value
@@ -223,7 +223,7 @@ class _Joint:
         self._dtypes = [self._common(one, two) for one, two in zip(*(p.leaves for p in self._parts), strict=True)]
 
     def _common(self, one: Leaf, two: Leaf) -> Any:
-        """Returns the dtype of a leaf that differs; None for one that both branches leave unchanged."""
+        """Returns the common dtype of a leaf that differs between two branches; None if both leaves are the same."""
         if is_same(one, two):
             return None
         if not (is_tensor(one) and is_tensor(two)):
@@ -235,7 +235,7 @@ class _Joint:
         return common_dtype(one, two)
 
     def given(self, number: int, tensors: Sequence[Any]) -> list[Any]:
-        """Returns a branch's outputs for the leaves that differ.
+        """Returns the outputs of one branch: its values of the pytree leaves that differ between the branches.
 
         Args:
             number: Index of the branch.
@@ -246,7 +246,7 @@ class _Joint:
         return [jnp.asarray(own[i], dtype) for i, dtype in enumerate(self._dtypes) if dtype is not None]
 
     def result(self, outs: Iterator[jax.Array]) -> Any:
-        """Returns the value of the variable after the branch."""
+        """Rebuilds the value of the variable from the outputs of the conditional."""
         leaves = [
             leaf if dtype is None else next(outs)
             for leaf, dtype in zip(self._parts[0].leaves, self._dtypes, strict=True)

@@ -45,7 +45,7 @@ _converted: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictiona
 
 
 class _Transpiling:
-    """Holds the transpiler's function, which is registered here because the transpiler imports this module."""
+    """Holds the function that converts Python functions; the transpiler module sets it, to avoid an import cycle."""
 
     transpile: Callable[[Any], Any]
 
@@ -132,7 +132,7 @@ def converted_call(
 
 
 def _library_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a function that is not converted; if it is one of mirrored's, converts the functions that it is passed."""
+    """Calls a function without converting it; first converts functions among the arguments of a `mirrored` function."""
     module = getattr(function, "__module__", None) or type(function).__module__
     if module.partition(".")[0] == "mirrored":
         args = tuple(map(converted, args))
@@ -185,7 +185,7 @@ def _number(dtype: DTypeLike) -> Callable[..., Any]:
 
 
 def _extreme(reduce: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """Returns the implementation of `max` or `min`, which reduces tensors whose elements are known only at run time."""
+    """Returns a version of `max` or `min` that also accepts tensors whose elements are known only at run time."""
 
     def call(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None

@@ -71,7 +71,7 @@ def while_stmt(
 def _while_in_program(
     condition: Operand, test: Callable[[], Any], body: Callable[[], None], state: _Names, limit: int | None
 ) -> None:
-    """Adds a loop to the program; `condition` is that of its first iteration, which has been evaluated."""
+    """Traces a `while` loop into the compiled program; `condition` is the value before the first iteration."""
     try:
         state.loop(body, test, limit=limit, first=condition)
     except GrowingArrayError as error:
@@ -160,7 +160,7 @@ def _over_python(
 
 
 def _length(values: Iterable[Any]) -> int:
-    """Returns the number of elements; 0 if it is not known, or more than `len` can return, as of ``range(10**20)``."""
+    """Returns the number of elements of a sequence; 0 for other iterables, and if `len` overflows."""
     try:
         return len(values) if isinstance(values, Sequence) else 0
     except OverflowError:
@@ -179,7 +179,7 @@ def _too_long(length: int) -> UnimplementedError:
 
 
 def _nothing() -> None:
-    """Does nothing: what an iteration does after a `break` has been executed."""
+    """Does nothing; replaces the loop body in iterations after a `break` or `return`."""
 
 
 def _over_rows(
@@ -215,7 +215,7 @@ def _no_rows(scalar: jax.Array) -> ArgumentTypeError:
 def _over_range(
     values: TracedRange, extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _Names
 ) -> None:
-    """Loops over a range whose end is known only at run time: the loop carries the iteration number."""
+    """Traces a `for` loop over a range with traced bounds, with the iteration number as an additional loop variable."""
     number: Any = jnp.zeros((), jnp.int32)
 
     def get() -> tuple[Any, ...]:
@@ -254,7 +254,7 @@ class _Names:
         limit: int | None = None,
         first: Operand | None = None,
     ) -> None:
-        """Traces the loop, runs it inside the program, and assigns the results to the Python variables."""
+        """Traces a loop, adds it to the compiled program, and assigns the results to the Python variables."""
         before = self.get()
         start = before
         try:
@@ -308,14 +308,14 @@ class _Attempt:
             return Loop.traced(start, step, None if test is None else holds, row)
 
     def _results(self) -> list[Any]:
-        """Returns the tensors after an iteration, in the order of the tensors before the iteration."""
+        """Returns the tensors among the loop variables after an iteration, in the order of the initial tensors."""
         after = Parts.of(self._after)
         if after.treedef != self.parts.treedef:
             return self.parts.tensors  # ignored: `settled` compares the structures, and retries or raises
         return [as_tensor(after.leaves[i]) for i in self.parts.places]
 
     def settled(self) -> tuple[Any, ...] | None:
-        """Returns the initial values that the body needs; None if the current ones fit.
+        """Returns initial values of the types that the loop body produces; None if the current values fit.
 
         Raises:
             InvalidArgumentError: No initial values fit.
@@ -354,6 +354,6 @@ class _Attempt:
 
 
 def _grown(before: PyTree, after: PyTree) -> Any:
-    """Returns a `tf.TensorArray`, which allocates its rows inside the loop, with empty rows; None for other values."""
+    """Returns a `tf.TensorArray` with preallocated rows, which a compiled loop can carry; None for other values."""
     grow = getattr(type(before), "__grown__", None)
     return None if grow is None or type(after) is not type(before) else grow(before, after)

@@ -45,7 +45,7 @@ class TracedRange:
 
     @property
     def count(self) -> jax.Array:
-        """The number of integers or floats in the range, as a tensor."""
+        """The number of elements of the range, as an int32 tensor."""
         if not jnp.issubdtype(self._start.dtype, jnp.integer):
             span = (self._limit - self._start) / self._delta
             return jnp.maximum(jnp.ceil(span), 0).astype(jnp.int32)
@@ -58,7 +58,7 @@ class TracedRange:
         return jnp.where(rises | falls, (distance - 1) // step + 1, 0).astype(jnp.int32)
 
     def empty(self) -> jax.Array:
-        """Returns a tensor without elements, which has the dtype of the range."""
+        """Returns an empty tensor with the dtype of the range."""
         return as_tensor(np.zeros(0, self._start.dtype))
 
     def at(self, place: Operand) -> jax.Array:
@@ -72,7 +72,7 @@ class TracedRange:
         raise self._error
 
     def __getattr__(self, name: str) -> Any:
-        """Raises the error: called only for attributes that arrays have and ranges lack."""
+        """Raises an error for any other attribute, because a range with traced bounds is not a tensor."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise self._error

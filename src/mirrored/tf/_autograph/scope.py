@@ -56,6 +56,6 @@ class FunctionScope:
 
 
 def with_function_scope(thunk: Callable[[FunctionScope], Any], scope_name: str, options: object) -> Any:
-    """Calls the converted body of a lambda in a `FunctionScope`, which AutoGraph opens for each converted function."""
+    """Runs the converted body of a lambda function in a new `FunctionScope`."""
     with FunctionScope("lambda", scope_name, options) as scope:
         return thunk(scope)

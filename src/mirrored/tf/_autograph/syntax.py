@@ -1,4 +1,4 @@
-"""Prepares the source of a function for malt's passes, and refuses what they would give another meaning."""
+"""Rewrites code that AutoGraph's passes mishandle, and rejects statements whose meaning the passes would change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check(node: ast.AST) -> None:
 
 
 def _moved(node: ast.AST) -> list[ast.expr]:
-    """Returns the parts of a statement or expression that the passes move to a function of their own."""
+    """Returns the subexpressions of an AST node that AutoGraph's passes move into a separate function."""
     if isinstance(node, ast.While):
         return [node.test]
     if isinstance(node, ast.BoolOp):
@@ -40,7 +40,7 @@ def _moved(node: ast.AST) -> list[ast.expr]:
 
 
 def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yields statements and their parts, but not those of inner functions."""
+    """Yields all AST nodes in a list of statements, except those of nested functions and classes."""
     for one in nodes:
         if not isinstance(one, _FUNCTIONS):
             yield one
@@ -48,7 +48,7 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 class OuterNames(ast.NodeTransformer):
-    """Adds an expression that mentions a function's nonlocal and global names to the end of each of its paths.
+    """Mentions a function's nonlocal and global names at its end, so that AutoGraph keeps assignments to these names.
 
     Otherwise the passes take such a name for a local variable that is not read after the last `if`, and drop what its
     branches assign. The expression, a lambda that is not called, reads nothing.
@@ -68,7 +68,7 @@ class OuterNames(ast.NodeTransformer):
 
 
 class ReturnAnnotations:
-    """Hides the return annotations of functions that contain calls from malt's passes.
+    """Hides from AutoGraph's passes the return annotations that contain calls, which the passes would convert.
 
     The passes call in the scope of the function, which does not exist where Python evaluates the annotation.
 
@@ -81,7 +81,7 @@ class ReturnAnnotations:
         self._hidden: dict[str, ast.expr] = {}
 
     def hide(self, node: ast.AST) -> None:
-        """Replaces the annotations in a tree by names."""
+        """Replaces each return annotation that contains a call by a generated name."""
         for one in ast.walk(node):
             if not isinstance(one, ast.FunctionDef) or one.returns is None:
                 continue
@@ -91,14 +91,14 @@ class ReturnAnnotations:
                 one.returns = ast.copy_location(ast.Name(name, ctx=ast.Load()), one.returns)
 
     def show(self, node: ast.AST) -> None:
-        """Puts the annotations back in the converted tree."""
+        """Restores the original return annotations in the converted AST."""
         for one in ast.walk(node):
             if isinstance(one, ast.FunctionDef) and isinstance(one.returns, ast.Name):
                 one.returns = self._hidden.get(one.returns.id, one.returns)
 
 
 class ExceptionNames:
-    """Hides the names of `except ... as` from malt's passes, which fail at them.
+    """Hides the names in `except ... as name` from AutoGraph's passes, which do not support these names.
 
     The passes see an assignment of the exception. After them its name is cleared at the end of the block, where Python
     deletes it: set to malt's value of an unbound variable, because a later `if` may read the name.
@@ -112,7 +112,7 @@ class ExceptionNames:
         self._caught: dict[str, str] = {}  # the created name -> the user's
 
     def hide(self, node: ast.AST) -> None:
-        """Replaces the names in a tree by assignments in the blocks."""
+        """Replaces each `except ... as name` by an `except` without a name whose block assigns `name`."""
         for one in ast.walk(node):
             if isinstance(one, ast.ExceptHandler) and one.name is not None:
                 caught = self._namer.new_symbol("caught", ())
@@ -121,7 +121,7 @@ class ExceptionNames:
                 one.body, one.name = [like(given, one.body[0]), *one.body], None
 
     def show(self, node: ast.AST) -> None:
-        """Puts the created names, which the assignments read, into the converted tree."""
+        """Restores the `as` of converted `except` clauses, and clears the user's name at the end of each block."""
         for one in ast.walk(node):
             if not isinstance(one, ast.ExceptHandler) or not isinstance(one.body[0], ast.Assign):
                 continue
@@ -134,10 +134,11 @@ class ExceptionNames:
 
 
 class Plain(ast.NodeTransformer):
-    """Replaces statements at which malt's passes fail by others of the same meaning.
+    """Rewrites some statements in equivalent forms that AutoGraph's passes can process.
 
-    They take the first statement of the `else` of a `try` for the `else` itself. An annotation of a local variable,
-    which Python does not evaluate, becomes a syntax error where a branch is a function in which the name is nonlocal.
+    The passes take the first statement of the `else` of a `try` for the `else` itself. An annotation of a local
+    variable, which Python does not evaluate, becomes a syntax error where a branch is a function in which the name is
+    nonlocal.
     """
 
     def visit_Try(self, node: ast.Try) -> ast.Try:
@@ -153,7 +154,7 @@ class Plain(ast.NodeTransformer):
         return like(ast.Pass() if node.value is None else ast.Assign([node.target], node.value), node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        """Keeps the annotations of a class, which are its fields."""
+        """Visits a class body, but keeps annotated assignments, because they can define the fields of the class."""
         node.body = [one if isinstance(one, ast.AnnAssign) else self.visit(one) for one in node.body]
         return node
 

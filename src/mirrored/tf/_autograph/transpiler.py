@@ -90,7 +90,7 @@ class _Factory:
         self._operators = _operators(falls_through)
 
     def __call__(self, function: types.FunctionType) -> Any:
-        """Returns the converted form of a function that has this factory's code."""
+        """Returns the converted version of a function, with the same globals, closure and defaults."""
         cells = dict(zip(self._freevars, function.__closure__ or (), strict=True))
         code = self._make.__code__
         closure = tuple(cells[name] for name in code.co_freevars)
@@ -146,7 +146,7 @@ def _remove_annotations(node: ast.FunctionDef) -> None:
 
 
 def _located(nodes: ast.AST | list[ast.AST] | tuple[ast.AST, ...], function: types.FunctionType) -> types.CodeType:
-    """Compiles the converted nodes with the file name and line numbers of the original function."""
+    """Compiles converted AST nodes with the file name and line numbers of the original function."""
     nodes = list(nodes) if isinstance(nodes, (list, tuple)) else [nodes]
     source = parser.unparse(nodes, indentation="  ")
     origins = origin_info.create_source_map(nodes, source, "converted")
@@ -165,7 +165,7 @@ def _located(nodes: ast.AST | list[ast.AST] | tuple[ast.AST, ...], function: typ
 
 
 class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
-    """Applies malt's passes to the nodes of one function."""
+    """Applies AutoGraph's conversion passes, from the package `malt`, to the AST of one function."""
 
     def get_transformed_name(self, node: ast.AST) -> str:
         return f"converted_{super().get_transformed_name(node)}"
@@ -184,7 +184,7 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
 
 
 class _Directives(ast.NodeTransformer):
-    """Replaces calls of our `set_loop_options` by calls of malt's, which its passes look for.
+    """Replaces calls of `set_loop_options` by calls of the equivalent function that AutoGraph's passes recognize.
 
     Args:
         namespace: The names that the function sees. Receives malt's directive.
@@ -208,7 +208,7 @@ class _Directives(ast.NodeTransformer):
 
 
 class _LoopElse(ast.NodeTransformer):
-    """Replaces the `else` of loops, which malt's passes refuse, by an `if` after the loop.
+    """Replaces the `else` clause of loops, which AutoGraph's passes reject, by an `if` statement after the loop.
 
     The `if` tests a variable that a `break` of the loop sets. A loop without a `break` needs no variable: only a
     `return`, or an exception, leaves out what follows it.
@@ -241,14 +241,14 @@ class _LoopElse(ast.NodeTransformer):
 
 
 class _Breaks(ast.NodeTransformer):
-    """Inserts an assignment before each `break` of one loop, but not before those of inner loops and functions."""
+    """Inserts an assignment to a flag before each `break` of a loop, but not in nested loops and functions."""
 
     def __init__(self, flag: str) -> None:
         self._flag = flag
         self.found = False
 
     def within(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """Returns the changed body of the loop."""
+        """Returns the statements of the loop body with the assignments inserted."""
         return [part for one in statements for part in _as_list(self.visit(one))]
 
     def visit_Break(self, node: ast.Break) -> Any:
@@ -266,12 +266,12 @@ def _as_list(nodes: Any) -> list[Any]:
 
 
 def _assigned(name: str, value: bool, place: ast.stmt) -> ast.stmt:
-    """Returns an assignment that has the source line of `place`."""
+    """Creates an assignment statement with the source location of the statement `place`."""
     return like(ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value)), place)
 
 
 def _operators(falls_through: frozenset[str]) -> types.ModuleType:
-    """Returns the module that converted code uses as ``ag__``."""
+    """Creates the module of operators that converted code refers to as ``ag__``."""
     module = types.ModuleType("ag__", "Operators of converted code.")
     scope_class = type("FunctionScope", (scope.FunctionScope,), {"falls_through": falls_through})
     names = {**vars(special_functions), **vars(defaults), **_OPERATORS, "FunctionScope": scope_class, "STD": _OPTIONS}
@@ -282,7 +282,7 @@ def _operators(falls_through: frozenset[str]) -> types.ModuleType:
 
 
 def _falls_through(node: ast.AST) -> frozenset[str]:
-    """Returns the names of the functions in a tree that can end without a `return`."""
+    """Returns the names of the functions in an AST that can end without a `return`."""
     definitions = [one for one in ast.walk(node) if isinstance(one, ast.FunctionDef)]
     return frozenset(one.name for one in definitions if not _returns(one.body))
 
@@ -305,7 +305,7 @@ def _returns(statements: list[ast.stmt]) -> bool:
 
 
 def _has_break(nodes: Iterable[ast.AST]) -> bool:
-    """Returns whether the body of a loop has a `break` of this loop."""
+    """Returns whether a loop body contains a `break` that ends this loop rather than a nested loop."""
     for one in nodes:
         if isinstance(one, (ast.For, ast.While)):
             parts: Iterable[ast.AST] = one.orelse

@@ -21,9 +21,9 @@ from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 
 
 def _tensors(element: PyTree) -> Any:
-    """Converts arrays to tensors; bytes and object arrays stay on the host, and nested datasets stay unchanged.
+    """Converts the arrays in a dataset element to tensors; strings and object arrays stay in host memory.
 
-    Integers that do not fit into the 32 bits of a tensor stay on the host, too.
+    Integers that do not fit into the 32 bits of a tensor stay on the host, too. Nested datasets are not converted.
     """
     return tree_map(_tensor, element)
 

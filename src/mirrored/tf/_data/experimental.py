@@ -17,7 +17,7 @@ Transformation: TypeAlias = Callable[[Dataset], Dataset]
 
 
 def _method(name: str) -> Callable[..., Transformation]:
-    """Returns a function like those of `tf.data.experimental`, for the `Dataset` method of this name."""
+    """Creates the function of `tf.data.experimental` whose transformation calls the `Dataset` method `name`."""
 
     def outer(*args: Any, **kwargs: Any) -> Transformation:
         return lambda dataset: getattr(dataset, name)(*args, **kwargs)

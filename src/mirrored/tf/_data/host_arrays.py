@@ -40,12 +40,12 @@ class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
     __hash__ = None  # type: ignore[assignment]
 
     def __getitem__(self, key: Any) -> Any:
-        """Returns a part; a single string also has the methods of a tensor."""
+        """Returns an element or subarray; returns a single string as a `HostText`."""
         part = super().__getitem__(key)
         return HostText(part) if type(part) is bytes else part
 
     def _comparable(self, other: Any) -> Any:
-        """Converts strings to an array of bytes, and lists of numbers to the dtype of this array, as for tensors."""
+        """Converts the other operand of an operator: strings to bytes, and lists of numbers to this array's dtype."""
         if self.dtype.hasobject:
             return as_bytes_array(other) if is_text(other) else other
         return beside(other, self.dtype) if type(other) in SEQUENCES else other
@@ -111,21 +111,21 @@ class HostText(bytes):
     __hash__ = bytes.__hash__
 
     def __add__(self, other: Any) -> Any:
-        """Concatenates this string with another, or with each of an array of strings."""
+        """Concatenates this string with another string, or with each element of an array of strings."""
         return on_host(bytes(self) + other.encode() if isinstance(other, str) else self._array() + other)
 
     def __radd__(self, other: Any) -> Any:
-        """Concatenates another string with this one."""
+        """Concatenates another string, or each element of an array of strings, with this string."""
         return on_host(other.encode() + bytes(self) if isinstance(other, str) else other + self._array())
 
     def __eq__(self, other: object) -> Any:
-        """Compares with another string, or with each of an array of strings."""
+        """Returns whether this string equals another; elementwise for an array of strings."""
         if isinstance(other, str | bytes):
             return bytes(self) == (other.encode() if isinstance(other, str) else bytes(other))
         return self._array() == other if is_text(other) else NotImplemented
 
     def __ne__(self, other: object) -> Any:
-        """Compares with another string, or with each of an array of strings."""
+        """Returns whether this string differs from another; elementwise for an array of strings."""
         equal = self == other
         return equal if equal is NotImplemented else not equal if isinstance(equal, bool) else ~equal
 
@@ -155,7 +155,7 @@ def is_text(value: object) -> bool:
 
 
 def _is_short(value: object) -> bool:
-    """Returns whether a value is a number of Python or an array of integers of at most 16 bits.
+    """Returns whether a value is a Python int or float, or an array of integers of at most 16 bits.
 
     The quotient of two such values is float32 in TensorFlow, and float64 in NumPy.
     """
@@ -165,7 +165,7 @@ def _is_short(value: object) -> bool:
 
 
 def _truths(compared: Any) -> Any:
-    """Converts the result of a comparison of strings, which NumPy returns as objects, to booleans."""
+    """Converts a comparison result to booleans if NumPy returned it as an object array, as for strings."""
     return compared.astype(bool) if isinstance(compared, np.ndarray) and compared.dtype.hasobject else compared
 
 
@@ -221,19 +221,19 @@ class OnHostArrays:
     function: Callable[..., Any]
 
     def __call__(self, *parts: Any) -> Any:
-        """Calls the function with views of NumPy arrays, and returns its result with plain NumPy arrays."""
+        """Calls the wrapped function with arrays as `HostArray` views; converts results to plain NumPy arrays."""
         with in_64_bits():
             return _plain(self.function(*(_seen(part) for part in parts)))
 
 
 def in_64_bits() -> AbstractContextManager[Any]:
-    """Returns a context in which JAX computes in 64 bits, as for functions of an input pipeline."""
+    """Returns a context manager that enables JAX's 64-bit mode, for functions of an input pipeline."""
     context: AbstractContextManager[Any] = jax.enable_x64(True)
     return context
 
 
 def initial_state(value: PyTree) -> Any:
-    """Converts tensors that were requested as int64 to 64 bits, in the initial state of a function like `reduce`."""
+    """Converts int32 tensors that were requested as int64 to int64 arrays, in the initial state of `Dataset.reduce`."""
     return tree_map(lambda leaf: np.asarray(leaf, np.int64) if is_narrowed(leaf) else leaf, value)
 
 

@@ -25,7 +25,7 @@ def py_function(
     Tout: DTypeLike | Sequence[DTypeLike] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Calls a Python function on the host with tensors as arguments; in compiled code, at each execution.
+    """Calls a Python function on the host with tensors; compiled code calls the function at each execution.
 
     Args:
         func: The function. Omit it to use a decorator: ``@tf.py_function(Tout=tf.float32)``.
@@ -52,7 +52,7 @@ def numpy_function(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Calls a Python function on the host with NumPy arrays as arguments; in compiled code, at each execution."""
+    """Calls a Python function on the host with NumPy arrays; compiled code calls the function at each execution."""
     del stateful, name
     if func is None:
         return lambda decorated: lambda *args: numpy_function(decorated, args, Tout)
@@ -85,7 +85,7 @@ _KINDS: Final = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 def _of_dtype(result: Any, dtype: np.dtype[Any]) -> jax.Array:
-    """Converts a result to its declared dtype.
+    """Converts a result of the Python function to the dtype that the caller declared.
 
     Raises:
         InvalidArgumentError: The result would lose fractions, imaginary parts or high bits.

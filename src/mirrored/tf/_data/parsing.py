@@ -251,7 +251,7 @@ def serialize_tensor(tensor: Operand | Texts, name: str | None = None) -> Any:
 
 
 def _array_of(tensor: Operand | Texts) -> np.ndarray[Any, Any]:
-    """Returns a tensor as an array of bytes objects, or of numbers in the native byte order."""
+    """Converts a tensor to a NumPy array of bytes objects, or of numbers in native byte order."""
     if is_text(tensor):
         return as_bytes_array(tensor)  # type: ignore[arg-type]
     given: Any = tensor
@@ -260,7 +260,7 @@ def _array_of(tensor: Operand | Texts) -> np.ndarray[Any, Any]:
 
 
 def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None) -> Any:
-    """Returns the tensor that `serialize_tensor` has serialized to bytes, as a NumPy array.
+    """Restores a tensor, as a NumPy array, from the bytes that `serialize_tensor` returned.
 
     Raises:
         InvalidArgumentError: The bytes are not a tensor, or the tensor has another dtype.
@@ -294,7 +294,7 @@ def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None
 
 
 def _numbers(values: list[Any], dtype: _dtypes.DType) -> list[Any]:
-    """Returns the numbers that a field of a TensorProto encodes: bits of short floats, and parts of complex numbers."""
+    """Decodes the values of a `TensorProto` field: 16-bit floats are stored as bits, complex numbers as two floats."""
     if dtype.is_complex:
         return [complex(*parts) for parts in zip(values[::2], values[1::2], strict=True)]
     return list(np.array(values, np.uint16).view(dtype.dtype)) if _TYPED[dtype.name] == "half_val" else values

@@ -1,4 +1,4 @@
-"""`tf.keras.utils.split_dataset`, for datasets of this package and arrays."""
+"""`tf.keras.utils.split_dataset`, for `mirrored.data` datasets and arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def splitting(original: Callable[..., Any], sizes_of: Callable[..., tuple[int, int]]) -> Callable[..., Any]:
-    """Wraps `keras.utils.split_dataset` so that it splits this package's datasets without TensorFlow or PyTorch.
+    """Wraps `keras.utils.split_dataset` to split `mirrored.data` datasets and arrays without TensorFlow or PyTorch.
 
     Args:
         original: Keras' function, for PyTorch's datasets.
@@ -72,13 +72,13 @@ def _sizes(
 
 
 def _is_ours(dataset: object) -> bool:
-    """Returns whether an object is a dataset of this package, without loading the pipelines."""
+    """Returns whether an object is a `mirrored.data.Dataset`, without importing that class."""
     pipelines = sys.modules.get("mirrored.data.pipeline.dataset")
     return pipelines is not None and isinstance(dataset, pipelines.Dataset)
 
 
 def _examples_of(dataset: Any) -> tuple[list[Any], int | None]:
-    """Returns the examples, and the size of the batches that they came in; None without batches."""
+    """Returns the examples of a dataset or of arrays, and the batch size (None if the examples are not batched)."""
     if _is_ours(dataset):
         transformations = sys.modules["mirrored.data.pipeline.transformations"]  # loaded with the class of datasets
         batch_size = dataset._node.size if isinstance(dataset._node, transformations.Batched) else None

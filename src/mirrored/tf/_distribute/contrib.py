@@ -60,7 +60,7 @@ class MirroredStrategy(_MirroredStrategy):
         )
 
     def make_dataset_iterator(self, dataset: object) -> InputIterator:
-        """Returns an iterator over a dataset of batches; in each step every replica gets a whole batch of its own.
+        """Returns an iterator over a batched dataset; each step takes one batch for every replica.
 
         Context: cross-replica.
         """

@@ -1,4 +1,4 @@
-"""`tf.distribute.experimental.MultiWorkerMirroredStrategy`, whose first argument is the communication."""
+"""`tf.distribute.experimental.MultiWorkerMirroredStrategy`, which takes `communication` as the first argument."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ class _Version1:
     """The methods that a strategy of TensorFlow 1 has in addition to those of TensorFlow 2."""
 
     def reduce(self: Any, reduce_op: ReduceOp | str, value: PyTree, axis: int | None = None) -> Any:
-        """Reduces a per-replica value; `axis` is optional."""
+        """Reduces a per-replica value across replicas; `axis` is optional, as in TensorFlow 1."""
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
     def experimental_make_numpy_dataset(self, numpy_input: PyTree, session: object = None) -> Dataset:
-        """Makes a dataset of the rows of arrays.
+        """Returns a dataset whose elements are the rows of NumPy arrays.
 
         Args:
             numpy_input: A structure of arrays with the same first dimension.

@@ -155,7 +155,7 @@ def decode_csv(
 
 
 def _default(given: object) -> Any:
-    """Returns the default value; TensorFlow's older form is a list of at most one value."""
+    """Converts the default value of a CSV column to a NumPy array, unless it is a Python value or a `DType`."""
     kept = isinstance(given, str | bytes | int | float | list | tuple | _dtypes.DType)
     return given if kept else np.asarray(given)
 
@@ -296,7 +296,7 @@ def _decoded(
 
 
 def opened(contents: Texts, called: str, ratio: int = 1, *, decoded: bool = True) -> Any:
-    """Returns Pillow's image of a file, with its pixels if `decoded` is true.
+    """Opens the bytes of an image file with Pillow, and decodes the pixels if `decoded` is True.
 
     Raises:
         InvalidArgumentError: The bytes cannot be read as an image.
@@ -321,7 +321,7 @@ def opened(contents: Texts, called: str, ratio: int = 1, *, decoded: bool = True
 
 
 def _make_smaller(image: Any, ratio: int, called: str) -> None:
-    """Lets the decoder of a JPEG file scale the image by ``1 / ratio``, rounded up."""
+    """Configures Pillow to decode a JPEG image at ``1 / ratio`` of its size, rounded up."""
     if ratio not in (2, 4, 8) or image.format not in ("JPEG", "MPO") or min(image.size) < ratio:
         raise InvalidArgumentError.of(
             called,

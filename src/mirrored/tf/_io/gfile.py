@@ -17,7 +17,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _raising(function: _F) -> _F:
-    """Converts errors about missing and existing files to those of TensorFlow, which are subclasses of Python's."""
+    """Wraps a function to raise TensorFlow's subclasses of FileNotFoundError and FileExistsError."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

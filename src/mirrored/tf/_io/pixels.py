@@ -49,7 +49,7 @@ def pixels_of(image: Any, contents: bytes, channels: int | None, dtype: DTypeLik
 
 
 def require_dtype(called: str, dtype: DTypeLike) -> None:
-    """Raises an error unless pixels can have a dtype."""
+    """Raises an error unless a dtype is valid for pixels: uint8, uint16 or a floating type."""
     wanted = _dtypes.as_dtype(dtype)
     if wanted.is_floating or wanted in (_dtypes.uint8, _dtypes.uint16):
         return
@@ -62,12 +62,12 @@ def require_dtype(called: str, dtype: DTypeLike) -> None:
 
 
 def _bits_of_png(contents: bytes) -> int | None:
-    """Returns the number of bits per channel of a PNG file; None for another file."""
+    """Returns the number of bits per channel of a PNG file; None if the file has another format."""
     return contents[24] if contents.startswith(b"\x89PNG\r\n\x1a\n") else None
 
 
 def _gray_of_16_bits(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
-    """Returns the pixels of a gray image of 16 bits, which Pillow's conversions would clip to 8 bits."""
+    """Returns the pixels of a 16-bit gray image without Pillow's conversion, which clips to 8 bits."""
     pixels = np.asarray(image).astype(np.uint16)[..., None]
     if (channels or 1) == 1:
         return pixels
@@ -105,7 +105,7 @@ def in_dtype(pixels: np.ndarray[Any, Any], dtype: DTypeLike) -> Any:
 
 
 def png_of_16_bits(pixels: HostArray, level: int) -> bytes:
-    """Returns the bytes of a PNG file for ``u16[height, width, channels]``; Pillow writes 8 bits of colors.
+    """Encodes ``u16[height, width, channels]`` as a PNG file, because Pillow writes only 8 bits per color channel.
 
     Args:
         pixels: The image, with 1 to 4 channels.

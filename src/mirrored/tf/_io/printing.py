@@ -104,7 +104,7 @@ def print_(
 
 
 def _as_it_is_now(leaf: Any) -> Any:
-    """Returns a copy of a NumPy array, which the caller may change before a program prints it."""
+    """Copies a NumPy array, so that compiled code prints the current elements; returns other values unchanged."""
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 

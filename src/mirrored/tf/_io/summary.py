@@ -45,7 +45,7 @@ _defaults = _Defaults()
 
 
 def _carried() -> Callable[[], None]:
-    """Captures the writer settings of this thread, so that replica threads write to the same place."""
+    """Captures the calling thread's writers, step and `record_if` condition; returns a function that sets them."""
     here = dict(vars(_defaults))
     return lambda: vars(_defaults).update(here)
 
@@ -254,7 +254,7 @@ def histogram(
 
 
 def text(name: str, data: object, step: SupportsIndex | None = None, description: str | None = None) -> bool:
-    """Writes a text, or several as paragraphs, for TensorBoard with the default writer.
+    """Writes a string, or several strings as paragraphs, for TensorBoard with the default writer.
 
     Context, step and errors are those of `scalar`.
     """
@@ -270,7 +270,7 @@ def text(name: str, data: object, step: SupportsIndex | None = None, description
 def write(
     tag: str, tensor: Operand, step: SupportsIndex | None = None, metadata: object = None, name: str | None = None
 ) -> bool:
-    """Writes a tensor's values for TensorBoard with the default writer, in one `TensorProto`.
+    """Writes a tensor, encoded as one `TensorProto`, for TensorBoard with the default writer.
 
     Context, step and errors are those of `scalar`. `metadata` (a `SummaryMetadata`) says which plugin shows the tensor.
     """
@@ -303,7 +303,7 @@ def _unwritable(dtype: np.dtype[Any]) -> ArgumentError:
 
 
 def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, int]:
-    """Returns the writer and the step; the writer is None if the value is not to be written."""
+    """Returns the tensorboardX writer and the step for a summary value; the writer is None if nothing is written."""
     writer = _defaults.writers[-1] if _defaults.writers else None
     replica = ambient().replica
     if writer is None or not should_record_summaries():
@@ -336,10 +336,7 @@ def _traced(kind: str) -> ContextError:
 
 
 def should_record_summaries() -> bool:
-    """Returns whether `tf.summary.scalar` and similar functions write values now.
-
-    They do if a default writer is set and `record_if` permits it.
-    """
+    """Returns whether a default summary writer is set and `record_if` permits writing."""
     record = _defaults.record
     return bool(_defaults.writers) and bool(record() if callable(record) else record)
 
