@@ -79,3 +79,9 @@ def resolve(path: str) -> object:
 def test_what_is_left_out_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "coming_from_tensorflow.md").read_text(encoding="utf-8")
     assert [name for name in KNOWN if f"`tf.{name}`" not in page] == []
+
+
+def test_dir_lists_the_names_that_are_loaded_on_first_use():
+    for path in LAZY:
+        parent, _, leaf = path.rpartition(".")
+        assert leaf in dir(resolve(parent) if parent else tf), path

@@ -20,4 +20,8 @@ from mirrored.tf._tensors import add_methods as _add_methods
 
 _add_methods()
 __getattr__ = _finder(_NAMES, _LAZY)
-globals().update(_build(_NAMES, [*_LAZY, *_KNOWN], __getattr__))
+globals().update(_build(_NAMES, _LAZY, _KNOWN, __getattr__))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(one for one in _LAZY if "." not in one)})

@@ -19,12 +19,17 @@ class Namespace(types.ModuleType):
         super().__init__(f"{ROOT}.{path}", f"TensorFlow's `tf.{path}` on JAX.")
         self._path = path
         self._find = find
+        self._lazy: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         """Loads a name that is imported at first access; raises an error for a name that does not exist."""
         value = self._find(f"{self._path}.{name}")
         setattr(self, name, value)
         return value
+
+    def __dir__(self) -> list[str]:
+        """Returns the names of the module, with those that are imported at first access."""
+        return sorted({*vars(self), *self._lazy} - {"_find", "_lazy", "_path"})
 
     def __repr__(self) -> str:
         """Returns text with the dotted path of the module, such as ``<module 'mirrored.tf.math'>``."""
@@ -44,7 +49,9 @@ def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> C
     return find
 
 
-def build(names: Mapping[str, Any], lazy: Iterable[str], find: Callable[[str], Any]) -> dict[str, Any]:
+def build(
+    names: Mapping[str, Any], lazy: Iterable[str], known: Iterable[str], find: Callable[[str], Any]
+) -> dict[str, Any]:
     """Creates the modules for dotted names such as ``"math.abs"``; returns a dict from top-level names to values.
 
     The modules are entered in `sys.modules`.
@@ -52,11 +59,13 @@ def build(names: Mapping[str, Any], lazy: Iterable[str], find: Callable[[str], A
     Args:
         names: ``{"math.abs": function, "abs": function, ...}``.
         lazy: Names that `find` loads later; their modules are created now.
+        known: Names that do not exist, for which `find` raises an error; their modules are created now.
         find: Resolves names that a module does not have.
     """
     top: dict[str, Any] = {}
     spaces: dict[str, Namespace] = {}
-    for path in [*names, *lazy]:
+    lazy = list(lazy)
+    for path in [*names, *lazy, *known]:
         parts = path.split(".")
         for depth in range(1, len(parts)):
             _space(".".join(parts[:depth]), find, spaces, top)
@@ -68,6 +77,10 @@ def build(names: Mapping[str, Any], lazy: Iterable[str], find: Callable[[str], A
             top[leaf] = value
         if isinstance(value, types.ModuleType):
             sys.modules[f"{ROOT}.{path}"] = value  # for `import mirrored.tf.experimental.numpy`
+    for path in lazy:
+        parent, _, leaf = path.rpartition(".")
+        if parent:
+            spaces[parent]._lazy.add(leaf)
     return top
 
 
