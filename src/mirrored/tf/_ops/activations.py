@@ -53,7 +53,7 @@ rows(
 
 @op("nn.leaky_relu")
 def leaky_relu(features: jax.Array, alpha: Operand = 0.2) -> jax.Array:
-    """Computes the leaky rectified linear activation: ``x`` above 0, and ``alpha * x`` elsewhere; integers as float32.
+    """Computes ``x`` where x is above 0, and ``alpha * x`` elsewhere (leaky ReLU); converts integers to float32.
 
     `alpha` may be a tensor or a variable that broadcasts against `features`, as for a slope that is trained.
     """
@@ -63,7 +63,7 @@ def leaky_relu(features: jax.Array, alpha: Operand = 0.2) -> jax.Array:
 
 
 def _like_features(parameter: Operand, features: jax.Array) -> jax.Array:
-    """Converts a parameter of an activation to the dtype of real or complex features."""
+    """Converts an activation parameter to a tensor, with the dtype of the features unless those are integers."""
     dtype = features.dtype if jnp.issubdtype(features.dtype, jnp.inexact) else None
     tensor = as_tensor(parameter, dtype)
     return tensor if dtype is None else tensor.astype(dtype)
@@ -121,12 +121,12 @@ def moments(x: jax.Array, axes: Axes, shift: object = None, keepdims: bool = Fal
 
 
 def _in_32_bits(x: jax.Array) -> jax.Array:
-    """Converts floats of 16 bits to float32, so that squares do not overflow."""
+    """Converts 16-bit floats to float32, so that their squares do not overflow."""
     return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4 else x
 
 
 def _like(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns moments in the dtype of the tensor, unless that is of integers."""
+    """Converts a mean and a variance to the dtype of `x`, or to the dtype of the mean if `x` contains integers."""
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else mean.dtype
     return mean.astype(dtype), variance.astype(dtype)
 

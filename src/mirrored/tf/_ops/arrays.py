@@ -133,7 +133,10 @@ def _steps(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> np.n
 
 
 def _require_whole(bounds: Sequence[np.ndarray[Any, Any]], dtype: np.dtype[Any]) -> None:
-    """Requires bounds and a step without fractions, which would be cut off from each element."""
+    """Raises an error if the start, limit or step of a range of integers has a fractional part.
+
+    A range of integers would drop the fraction of each element.
+    """
     if all((one % 1 == 0).all() for one in bounds):
         return
     raise InvalidArgumentError.of(
@@ -234,7 +237,7 @@ def reshape(tensor: jax.Array, shape: Ints) -> jax.Array:
 
 
 def _with_missing(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
-    """Replaces -1 in a shape that also has 0: from ``(0, 2, 3)``, ``(0, -1)`` becomes ``(0, 6)``."""
+    """Computes the dimension -1 for reshaping an empty tensor: ``(0, 2, 3)`` to ``(0, -1)`` gives ``(0, 6)``."""
     given = math.prod(size for size in new if size > 0)
     return tuple(math.prod(filter(None, old)) // given if size == -1 else size for size in new)
 
@@ -368,14 +371,17 @@ def pad(
 
 
 def _filling(value: Operand, tensor: jax.Array) -> Any:
-    """Returns the value of the padding; refuses one that the dtype of the tensor cannot represent."""
+    """Returns the constant for `tf.pad`; raises an error if the dtype of the tensor cannot represent the constant."""
     if isinstance(value, (int, float)) and value == 0:
         return value
     return without_cutting("tf.pad", "constant_values", value, tensor.dtype)
 
 
 def _check_paddings(shape: tuple[int, ...], widths: Sequence[tuple[int, ...]], mode: str) -> None:
-    """Requires a pair for each axis, and not more reflected elements than there are: JAX would repeat both."""
+    """Raises an error unless each axis has a pair of paddings, and enough elements for padding by reflection.
+
+    JAX would apply one pair to all axes, and repeat the reflection.
+    """
     most = {"CONSTANT": 2**62, "REFLECT": -1, "SYMMETRIC": 0}[mode]
     paired = len(widths) == len(shape) and all(len(pair) == 2 for pair in widths)
     if not paired or any(max(pair) > size + most for pair, size in zip(widths, shape, strict=True)):

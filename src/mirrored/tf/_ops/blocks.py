@@ -30,7 +30,7 @@ Key = tuple[int, int | None]
 
 @dataclasses.dataclass(frozen=True)
 class _Entry(Bookkeeping):
-    """The source of a capture tracer in a traced block: a variable's value at the start of the block."""
+    """A variable whose value at the start of a branch or loop body is an input of the traced program."""
 
     key: Key
     variable: Any
@@ -120,7 +120,7 @@ class BlockStore(VariableStore):
         return restore
 
     def entered(self, key: Key, value: jax.Array, before: jax.Array) -> Any:
-        """Returns a variable's value at the start of an iteration, given its value before the first iteration."""
+        """Returns a loop-carried variable's value; under a tape, its gradient flows to the value `before` the loop."""
         self.outermost().rereads = True
         return of_variable(self.staged[key].variable, value, lambda _: before) if self.under_tape else value
 
@@ -164,7 +164,7 @@ class Block:
         return [] if self.store is None else list(self.store.staged)
 
     def __call__(self, inputs: Sequence[Any], entries: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
-        """Returns the results and the assigned values for given inputs and variable values."""
+        """Evaluates the branch or loop body for given inputs and variables; returns results and assigned values."""
         outs = self.staged([_entered(one, entries) for one in self.staged.constants], inputs)
         return outs[: self.count], dict(zip(self.assigned, outs[self.count :], strict=True))
 
@@ -228,7 +228,7 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
 def carried_over(
     blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any], entries: Mapping[Key, Any]
 ) -> dict[Key, Any]:
-    """Returns the values of all variables at the start of a loop iteration, given those after the previous one.
+    """Returns all variables' values at the start of a loop iteration, given those that the previous iteration assigned.
 
     Args:
         blocks: The body of the loop, and its condition if that assigns variables.

@@ -43,19 +43,19 @@ def _tensors_of(structure: PyTree) -> list[jax.Array]:
 
 
 def _state(one: Operand | TensorArray | None) -> Any:
-    """Returns a loop variable as a tensor; a `tf.TensorArray` and None stay as they are."""
+    """Converts a loop variable to a tensor; returns a `tf.TensorArray` or None unchanged."""
     return one if one is None or isinstance(one, TensorArray) else as_tensor(one)
 
 
 def _refilled(structure: PyTree, tensors: Sequence[jax.Array]) -> Any:
-    """Returns the structure with new tensors; None stays None."""
+    """Replaces the tensors of a structure by `tensors`, in order; None entries stay None."""
     iterator = iter(tensors)
     filled = [jax.tree.map(lambda _: next(iterator), _state(one)) for one in flatten(structure)]
     return pack_sequence_as(structure, filled)
 
 
 def _is_grown(before: object, after: object) -> bool:
-    """Returns whether a loop's body stores a `tf.TensorArray` as one tensor, which had no row before the loop."""
+    """Returns whether a loop body converts a `tf.TensorArray` from separate tensors to one stacked tensor."""
     return isinstance(before, TensorArray) and isinstance(after, TensorArray) and before.__grown__(after) is not None
 
 
@@ -224,7 +224,7 @@ def _unrolled(
     limit: int | None,
     refused: GrowingArrayError,
 ) -> Any:
-    """Traces every iteration of a loop whose conditions are known while tracing; raises `refused` for another loop."""
+    """Traces each iteration of a loop separately; raises `refused` if a condition is not known while tracing."""
     state: Any = loop_vars
 
     def step() -> None:
@@ -243,7 +243,7 @@ def _python_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: 
 
 
 def _like(loop_vars: PyTree, result: PyTree) -> Any:
-    """Returns the result of a loop's body as a list of loop variables, in their structures.
+    """Converts the result of a loop body to a list with one item per loop variable, structured like that variable.
 
     As in TensorFlow, the items of a list or tuple are the loop variables, and lists and tuples are interchangeable. The
     body of a loop over one tensor may return that tensor; here, the body of a loop over one dict may return that dict.
@@ -265,7 +265,7 @@ def _like(loop_vars: PyTree, result: PyTree) -> Any:
 
 
 def _shown(structure: PyTree) -> str:
-    """Returns the structure of loop variables for a message, with ``*`` for each value."""
+    """Formats the structure of loop variables for an error message, with ``*`` for each value."""
     return str(pack_sequence_as(structure, ["*"] * len(flatten(structure)))).replace("'*'", "*")
 
 
@@ -337,7 +337,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_traceable(leaf: object) -> bool:
-    """Returns whether JAX can trace an argument, and it is not a number of Python, which can be an option."""
+    """Returns whether JAX can trace an argument; False for Python numbers, which may be static options."""
     if isinstance(leaf, bool | int | float | complex) and not isinstance(leaf, np.generic):
         return False
     try:
@@ -368,7 +368,10 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @jax.custom_jvp
 def _passing(value: jax.Array, result: jax.Array) -> Any:
-    """Returns `result`, with the derivatives of `value`; a sum of `value` and their difference would be rounded."""
+    """Returns `result`, but passes its gradient to `value` unchanged: a straight-through estimator.
+
+    The usual sum of `value` and a constant difference would be rounded.
+    """
     del value
     return result
 

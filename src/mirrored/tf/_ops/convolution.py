@@ -22,7 +22,7 @@ _Padding: TypeAlias = str | Sequence[Sequence[SupportsInt]] | Array | HostArray
 
 
 def _layout(called: str, rank: int, data_format: str | None) -> str:
-    """Returns the axis letters of the operand: "NHWC" or "NCHW", for `rank` spatial dimensions."""
+    """Returns one letter per dimension of a convolution's input, such as "NHWC", for `rank` spatial dimensions."""
     spatial = _SPATIAL[-rank:]
     return f"NC{spatial}" if channels_first(called, data_format) else f"N{spatial}C"
 
@@ -46,7 +46,7 @@ def channels_first(called: str, data_format: str | None) -> bool:
 
 
 def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: str, argument: str) -> tuple[int, ...]:
-    """Returns strides, window sizes or dilations per spatial dimension from 1, `rank` or `rank + 2` numbers."""
+    """Converts 1, `rank` or `rank + 2` strides, window sizes or dilations to one per spatial dimension."""
     numbers = static_ints(1 if value is None else value, called=called, argument=argument)
     if len(numbers) == rank + 2:
         _check_ones(numbers, layout, "NC", called=called, argument=argument)
@@ -64,7 +64,7 @@ def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: 
 
 
 def _check_ones(numbers: Sequence[int], layout: str, letters: str, *, called: str, argument: str) -> None:
-    """Refuses a stride, window size or dilation of another dimension than the spatial ones: it has no effect."""
+    """Raises an error if a stride, window size or dilation is not 1 along a dimension in `letters`, such as batch."""
     if all(one == 1 for one, letter in zip(numbers, layout, strict=True) if letter in letters):
         return
     dimensions = " and ".join({"N": "batch", "C": "channels"}[one] for one in letters)
@@ -77,7 +77,7 @@ def _check_ones(numbers: Sequence[int], layout: str, letters: str, *, called: st
 
 
 def _padding(padding: _Padding, layout: str) -> str | list[tuple[int, int]]:
-    """Returns SAME, VALID, or padding pairs per spatial dimension (TensorFlow passes pairs for every dimension)."""
+    """Returns "SAME", "VALID", or the padding pairs of the spatial dimensions, without those of batch and channels."""
     if isinstance(padding, str):
         return padding.upper()
     return [(int(one[0]), int(one[1])) for one, letter in zip(padding, layout, strict=True) if letter in _SPATIAL]
@@ -248,7 +248,7 @@ def separable_conv2d(
 
 
 def _transposing(name: str, rank: int | None, default_format: str | None) -> Callable[..., jax.Array]:
-    """Registers the transpose of a convolution for `rank` spatial dimensions, or for those of the filters if None."""
+    """Registers a transposed convolution for `rank` spatial dimensions; None accepts 1, 2 or 3 dimensions."""
     called = f"tf.nn.{name}"
 
     def transpose(
@@ -336,7 +336,7 @@ def _pool(
 def _dilated_max(
     value: jax.Array, windows: tuple[tuple[int, ...], ...], pads: Sequence[tuple[int, int]], holes: tuple[int, ...]
 ) -> jax.Array:
-    """Returns the maximum of each window; JAX's `reduce_window` has no gradient for windows with dilations."""
+    """Computes max pooling with dilated windows, for which JAX's `reduce_window` has no gradient."""
     padded = lax.pad(value, lowest(value.dtype), [(*pair, 0) for pair in pads])
     stacked = stacked_windows(padded, windows[0], windows[1], holes)
     best = jnp.argmax(stacked, axis=0)[None]  # the gradient goes to the first of equal maxima
@@ -362,7 +362,7 @@ def lowest(dtype: Any) -> Any:
 
 
 def _pooling(name: str, kind: str, rank: int | None, default_format: str | None) -> Callable[..., jax.Array]:
-    """Registers a pooling operation for `rank` spatial dimensions, or for those of the input if None."""
+    """Registers a pooling operation for `rank` spatial dimensions; None accepts 1, 2 or 3 dimensions."""
     called = f"tf.nn.{name}"
 
     def pool(

@@ -17,7 +17,7 @@ _UNLIKELY: Final = float(np.log(1e-307))  # TensorFlow's log-probability of a wr
 
 
 class _States(NamedTuple):
-    """Log-probabilities of all paths that end in a state.
+    """Log-probabilities of the CTC alignments that end in each state, which is a label or the blank after that label.
 
     Attributes:
         label: [batch, 1 + longest label]: after k labels, in the frames of the last of them.
@@ -73,7 +73,7 @@ def ctc_loss(
 
 
 def _fits(labels: jax.Array, label_length: jax.Array, logit_length: jax.Array) -> jax.Array:
-    """Returns whether each label has enough frames: equal neighbors need a blank between them."""
+    """Returns whether each example has enough frames for its labels and for a blank between equal adjacent labels."""
     longest = labels.shape[1]
     repeats = (labels[:, 1:] == labels[:, :-1]) & (jnp.arange(1, longest) < label_length[:, None])
     return (label_length + jnp.sum(repeats, axis=1) <= logit_length) & (label_length <= longest)
@@ -82,7 +82,10 @@ def _fits(labels: jax.Array, label_length: jax.Array, logit_length: jax.Array) -
 def _of_labels_that_fit(
     scores: jax.Array, labels: jax.Array, label_length: jax.Array, logit_length: jax.Array
 ) -> jax.Array:
-    """Returns the losses, quickly; for a label that does not fit, optax has about 100,000."""
+    """Computes CTC losses with optax, which differ from TensorFlow's for examples with too few frames.
+
+    They are faster; for such an example, optax returns about 100,000.
+    """
     beyond = [
         (jnp.arange(size) >= length[:, None]).astype(jnp.float32)
         for size, length in ((scores.shape[0], logit_length), (labels.shape[1], label_length))
@@ -91,7 +94,7 @@ def _of_labels_that_fit(
 
 
 def _of_all_labels(scores: jax.Array, labels: jax.Array, label_length: jax.Array, logit_length: jax.Array) -> jax.Array:
-    """Returns the losses like TensorFlow, also those of labels that do not fit.
+    """Computes CTC losses as TensorFlow does, including those of examples with too few frames for their labels.
 
     The value sums paths that begin in the first state; the gradient also knows paths that begin in another one. Labels
     that are blank, as padding is, have no gradient.
@@ -113,7 +116,7 @@ def _of_all_labels(scores: jax.Array, labels: jax.Array, label_length: jax.Array
 
 
 def _observed(log_p: jax.Array, labels: jax.Array) -> _States:
-    """Returns the log-probabilities of the frames in each state, [frames, batch, 1 + longest label]."""
+    """Returns the log-probability of each state's label or blank per frame, [frames, batch, 1 + longest label]."""
     classes = log_p.shape[-1]
     found = jnp.take_along_axis(log_p, jnp.clip(labels, 0, classes - 1)[None], axis=-1)
     found = jnp.where(labels == 0, jax.lax.stop_gradient(found), found)
@@ -123,13 +126,13 @@ def _observed(log_p: jax.Array, labels: jax.Array) -> _States:
 
 
 def _start(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, other: float) -> _States:
-    """Returns the states before the first frame: no label yet; `other` is the log-probability of another state."""
+    """Returns the log-probabilities of states before the first frame: 0 before any label, `other` elsewhere."""
     blank = jnp.full((shape[0], shape[1] + 1), other, dtype)
     return _States(blank.at[:, 0].set(0), blank)
 
 
 def _next(old: _States, seen: _States, repeats: jax.Array, mask: jax.Array) -> _States:
-    """Returns the states after a frame; those of examples that have ended are the old ones."""
+    """Advances the log-probabilities of all states by one frame; keeps those of examples that have ended."""
     # A label follows the one before it only after a blank if both are equal.
     direct = jnp.concatenate([old.label[:, :1], jnp.where(repeats, _NEVER, old.label[:, 1:-1])], axis=1)
     before = jnp.pad(jnp.logaddexp(direct, old.blank[:, :-1]), [(0, 0), (1, 0)], constant_values=_NEVER)
@@ -139,7 +142,7 @@ def _next(old: _States, seen: _States, repeats: jax.Array, mask: jax.Array) -> _
 
 
 def _total(last: _States, label_length: jax.Array) -> jax.Array:
-    """Returns the log-probability of all paths; those that do not end after the last label have `_UNLIKELY` added."""
+    """Returns the log-probability of all alignments; penalizes those that do not end after the last label."""
     both = jnp.logaddexp(last.label, last.blank)
     wrong = jnp.arange(both.shape[1]) != label_length[:, None]
     return jax.nn.logsumexp(jnp.where(wrong, both + _UNLIKELY, both), axis=1)

@@ -1,4 +1,4 @@
-"""`tf.linalg`: matrices from their diagonals, and diagonals of matrices."""
+"""`tf.linalg`: functions that create, replace and extract diagonals of matrices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIGNMENTS: Final = ("RIGHT_LEFT", "LEFT_RIGHT", "LEFT_LEFT", "RIGHT_RIGHT")
 
 
 class _Band(NamedTuple):
-    """The diagonals `lowest` to `highest` of matrices with this number of rows and columns.
+    """The diagonals from `lowest` to `highest` of matrices with `rows` rows and `columns` columns.
 
     A packed band is [..., diagonals, longest], the highest diagonal first.
     """
@@ -37,12 +37,12 @@ class _Band(NamedTuple):
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
-        """The shape of the packed diagonals of one matrix; a band of one diagonal has one axis."""
+        """The shape of a matrix's packed diagonals: ``(longest,)`` for one diagonal, else ``(count, longest)``."""
         count = self.highest - self.lowest + 1
         return (self.longest,) if count == 1 else (count, self.longest)
 
     def start(self, offset: HostArray) -> HostArray:
-        """Returns where the elements of a diagonal start in its packed row, which the alignment determines."""
+        """Returns the position of a diagonal's first element in its packed row, which depends on the alignment."""
         above, below = self.align.split("_")
         length = np.minimum(self.rows + np.minimum(offset, 0), self.columns - np.maximum(offset, 0))
         right = np.where(offset >= 0, above == "RIGHT", below == "RIGHT")
@@ -57,7 +57,7 @@ class _Band(NamedTuple):
         return inside, np.where(inside, self.highest - offset, 0), np.where(inside, along, 0)
 
     def elements(self) -> tuple[HostArray, HostArray, HostArray]:
-        """Returns for each place in the packed band whether it is used, and its row and column in the matrix."""
+        """Returns for each entry of the packed band whether it is used, and its row and column in the matrix."""
         number, along = np.indices((self.highest - self.lowest + 1, self.longest))
         offset = self.highest - number
         step = along - self.start(offset)
@@ -67,7 +67,7 @@ class _Band(NamedTuple):
 
 
 def _offsets(called: str, k: StaticInts, align: str) -> tuple[int, int]:
-    """Returns the lowest and the highest diagonal that `k` names."""
+    """Returns the offsets of the lowest and the highest diagonal that the argument `k` selects."""
     if align not in _ALIGNMENTS:
         raise InvalidArgumentError.of(
             called,
@@ -101,7 +101,7 @@ def _band_of(called: str, matrix: jax.Array, k: StaticInts, align: str) -> _Band
 
 
 def _filled(matrix: jax.Array, diagonal: jax.Array, band: _Band) -> jax.Array:
-    """Returns matrices in which packed diagonals replace those of a band."""
+    """Returns matrices in which a band of diagonals is replaced by packed diagonals."""
     packed = diagonal.reshape((*matrix.shape[:-2], band.highest - band.lowest + 1, band.longest))
     inside, number, along = band.places()
     return jnp.where(inside, packed[..., number, along], matrix) if band.longest else matrix

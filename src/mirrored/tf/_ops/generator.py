@@ -66,7 +66,7 @@ def key_from_seed(seed: Operand) -> jax.Array:
 
 
 def _words_of_step(state: weakref.ref[Variable]) -> np.ndarray[Any, Any]:
-    """Draws a key from a stream, for all draws of one training step of Keras."""
+    """Draws a random key from a generator for one Keras training step; returns the key's words and a counter of 0."""
     stream = state()
     assert stream is not None
     return np.append(np.asarray(jax.random.key_data(advance(stream))), np.uint32(0))
@@ -252,9 +252,9 @@ class Generator:
 
 
 class _Global:
-    """The global streams: one outside `run`, and one per strategy inside it.
+    """The global random state: one variable for code outside of `strategy.run`, and one per strategy for code inside.
 
-    Inside `run` the stream belongs to the strategy, so that its replicas advance it together.
+    Inside `run` the variable belongs to the strategy, so that its replicas advance it together.
     """
 
     def __init__(self) -> None:
@@ -271,7 +271,7 @@ class _Global:
         self._restored: dict[int, Any] = {}
 
     def state(self) -> Variable:
-        """Returns the stream of the current context."""
+        """Returns the random state variable of the current strategy, or that of code outside of `strategy.run`."""
         replica = ambient().replica
         if replica is None:
             if self._outside is None:
@@ -284,7 +284,7 @@ class _Global:
         return self._inside[replica.strategy][1]
 
     def set_seed(self, seed: int) -> None:
-        """Restarts all streams from a seed."""
+        """Sets the global seed, and restarts all random states, inside and outside of `strategy.run`, from it."""
         self.seed = int(seed)
         self.pipelines = Pipelines()
         self._steps = None
@@ -295,11 +295,11 @@ class _Global:
             _assign(state, strategy, self._start(strategy))
 
     def base(self) -> int:
-        """Returns the global seed for operations with their own seed."""
+        """Returns the global seed to combine with an operation's `seed`; TensorFlow's default if none is set."""
         return _DEFAULT_GRAPH_SEED if self.seed is None else self.seed
 
     def leave(self) -> None:
-        """Forgets the streams: this process leaves its job, to which their arrays belong."""
+        """Discards all random states when this process leaves a job, because their arrays belong to that job."""
         self._outside = self._steps = None
         self._inside.clear()
         self._restored.clear()
@@ -308,7 +308,7 @@ class _Global:
     # State of the process in the snapshots of elastic jobs, see `ProcessState`.
 
     def describe(self) -> dict[str, Any]:
-        """Returns the state on this host."""
+        """Returns the part of the global random state that is on the host, for snapshots of elastic jobs."""
         steps = None if self._steps is None else self._steps.tolist()
         numbers = [number for number, _ in self._inside.values()]
         waiting = [[number, np.asarray(words).tolist()] for number, words in self._restored.items()]
@@ -316,12 +316,12 @@ class _Global:
         return {"seed": self.seed, "steps": steps, "outside": outside, "inside": numbers, "waiting": waiting}
 
     def variables(self) -> list[Variable]:
-        """Returns the streams: that outside `run`, if there is one, then those of strategies."""
+        """Returns the random state variables: that of code outside `strategy.run`, if any, then one per strategy."""
         inside = [state for _, state in self._inside.values()]
         return inside if self._outside is None else [self._outside, *inside]
 
     def restore(self, described: dict[str, Any], values: list[np.ndarray[Any, Any]]) -> None:
-        """Continues the streams of a snapshot; those of strategies that have not drawn yet begin with theirs."""
+        """Restores the global random state from a snapshot, including states of strategies that have not drawn yet."""
         self.seed, steps = described["seed"], described["steps"]
         self._steps = None if steps is None else np.array(steps, np.uint32)
         if described["outside"]:
@@ -344,7 +344,7 @@ class _Global:
             return made
 
     def words_of_step(self) -> np.ndarray[Any, Any]:
-        """Returns a new key and counter for one training step of Keras.
+        """Returns a random key and the counter for the next Keras training step, and increments the counter.
 
         They are counted on the host, because a draw from a variable would take longer than a short step.
         """

@@ -156,7 +156,7 @@ def hsv_to_rgb(images: jax.Array) -> jax.Array:
 
 
 def _in_hsv(image: jax.Array, channel: int, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Changes one channel of images in HSV."""
+    """Converts RGB images to HSV, applies `change` to one channel, and converts the result back to RGB."""
 
     def changed(rgb: jax.Array) -> jax.Array:
         hsv = rgb_to_hsv(rgb)

@@ -122,7 +122,7 @@ def draw_bounding_boxes(images: jax.Array, boxes: jax.Array, colors: jax.Array |
 
 
 def _edge(box: jax.Array, height: int, width: int) -> jax.Array:
-    """Returns the edge pixels of a box: bool[height, width]; none for a flipped box."""
+    """Returns a mask of a box's edge pixels, bool[height, width]; all False if the box is inverted."""
     top, left, bottom, right = box
     rows, columns = jnp.arange(height)[:, None], jnp.arange(width)[None]
     inside = (rows >= top) & (rows <= bottom) & (columns >= left) & (columns <= right)
@@ -253,9 +253,9 @@ def _known(count: jax.Array, name: str) -> int:
 
 
 def _overlaps(boxes: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function of the index of a box: its intersections over unions with all boxes, 0 for those without area.
+    """Returns a function from the index of a box to the intersection over union (IoU) of that box with every box.
 
-    A matrix of all pairs would need memory of the square of the number of boxes.
+    The IoU of boxes without area is 0. A matrix of all pairs would need memory of the square of the number of boxes.
     """
     low, high = jnp.minimum(boxes[:, :2], boxes[:, 2:]), jnp.maximum(boxes[:, :2], boxes[:, 2:])
     area = jnp.prod(high - low, axis=-1)
@@ -277,7 +277,7 @@ def _suppressed(
     least: Operand,
     sigma: float = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Selects the best remaining box `limit` times: indices and scores, zeros after the returned count."""
+    """Performs non-maximum suppression; returns the selected indices and scores, zero-padded, and their number."""
     limit = min(limit, scores.shape[0])
     out = jnp.asarray(-jnp.inf, scores.dtype)
 

@@ -27,7 +27,10 @@ def require_floats(called: str, images: jax.Array) -> None:
 
 
 def require_images(called: str, images: jax.Array) -> None:
-    """Raises an error unless a tensor has the axes of images: [height, width] would be flipped wrongly."""
+    """Raises an error unless a tensor has at least three dimensions, as images [height, width, channels] have.
+
+    Of an array [height, width], another axis would be flipped.
+    """
     if images.ndim >= 3:
         return
     raise InvalidArgumentError.of(
@@ -52,7 +55,10 @@ def require_alike(called: str, first: jax.Array, second: jax.Array) -> None:
 
 
 def require_channels(called: str, images: jax.Array, channels: int) -> None:
-    """Raises an error unless the last dimension of images has the given size, with which weights would broadcast."""
+    """Raises an error unless the last dimension of images has the given number of channels.
+
+    Another number of channels could broadcast against weights.
+    """
     if images.ndim and images.shape[-1] == channels:
         return
     raise InvalidArgumentError.of(
@@ -64,12 +70,12 @@ def require_channels(called: str, images: jax.Array, channels: int) -> None:
 
 
 def _known(value: Operand) -> Any:
-    """Returns a number whose value is known while tracing; None for others."""
+    """Returns a Python number, or the value of an eager array on a CPU; None for other arrays."""
     return value if isinstance(value, (int, float, np.number)) else values_now(as_tensor(value))
 
 
 def require_range(called: str, lower: Operand, upper: Operand) -> None:
-    """Raises an error unless ``0 <= lower < upper``; does not check values that compiled code computes."""
+    """Raises an error unless ``0 <= lower < upper``; checks only Python numbers and eager arrays on a CPU."""
     low, high = _known(lower), _known(upper)
     if low is None or high is None or 0 <= low < high:
         return
@@ -95,7 +101,7 @@ def require_shift(called: str, max_delta: Operand, largest: float | None) -> Non
 
 
 def require_gamma(called: str, gamma: Operand) -> None:
-    """Raises an error if an exponent of images is negative; does not check values that compiled code computes."""
+    """Raises an error if a gamma exponent is negative; checks only Python numbers and eager arrays on a CPU."""
     found = _known(gamma)
     if found is None or not np.any(np.less(found, 0)):
         return

@@ -75,7 +75,10 @@ def psnr(a: jax.Array, b: jax.Array, max_val: SupportsFloat) -> jax.Array:
 
 
 def _require_window(called: str, images: jax.Array, size: int, scales: int = 1) -> None:
-    """Requires images at least as large as the window, at the smallest scale: the mean of no place would be NaN."""
+    """Raises an error unless images are as large as the filter window, even at the smallest of `scales` scales.
+
+    The mean over no window would be NaN.
+    """
     smallest = [-(-side // 2 ** (scales - 1)) for side in images.shape[-3:-1] if isinstance(side, int)]
     if min(smallest, default=size) >= size:
         return
@@ -179,7 +182,7 @@ def _gaussian(size: int, sigma: float) -> np.ndarray[Any, Any]:
 def _similarity(
     first: jax.Array, second: jax.Array, largest: jax.Array, window: np.ndarray[Any, Any], k1: float, k2: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the similarity of luminance and contrast around each pixel and channel."""
+    """Computes the luminance and contrast-structure terms of SSIM for the window around each pixel, per channel."""
     mean = _averaging(window, first.shape)
     c1, c2 = (k1 * largest) ** 2, (k2 * largest) ** 2
     one, other = mean(first), mean(second)

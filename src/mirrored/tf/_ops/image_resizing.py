@@ -86,7 +86,7 @@ def resize(
 
 
 def _nearest(size: int, wanted: int) -> HostArray:
-    """Returns the index of the nearest pixel for each resized one.
+    """Returns for each pixel of a resized axis the index of the nearest input pixel.
 
     Computed in float32 as in TensorFlow: where two pixels are equally near, rounding decides, and JAX's is another.
     """
@@ -111,7 +111,7 @@ def _interpolated(images: jax.Array, axis: int, wanted: int) -> jax.Array:
 
 
 def _weighted(images: jax.Array, size: tuple[int, int], method: str, antialias: bool) -> jax.Array:
-    """Resizes height and width by matrices of weights."""
+    """Resizes images by multiplying height and width with matrices of interpolation weights."""
     weights = [
         _areas(old, new) if method == "area" else _of_kernel(old, new, method, antialias)
         for old, new in zip(images.shape[-3:-1], size, strict=True)
@@ -120,7 +120,7 @@ def _weighted(images: jax.Array, size: tuple[int, int], method: str, antialias: 
 
 
 def _areas(size: int, wanted: int) -> jax.Array:
-    """Returns the share of each pixel (columns) in the area of each resized one (rows)."""
+    """Returns the weight of each input pixel (column) for each output pixel (row): its share of the output's area."""
     scale, rows, pixels = size / wanted, jnp.arange(wanted)[:, None], jnp.arange(size)
     shared = jnp.minimum((rows + 1) * scale, pixels + 1) - jnp.maximum(rows * scale, pixels)
     shared = jnp.maximum(shared, 0)
@@ -128,7 +128,7 @@ def _areas(size: int, wanted: int) -> jax.Array:
 
 
 def _of_kernel(size: int, wanted: int, method: str, antialias: bool) -> jax.Array:
-    """Returns the weight of each pixel (columns) for each resized one (rows), by the distance of their centers.
+    """Returns the weight of each input pixel (column) for each output pixel (row), from the distance of their centers.
 
     Images that become smaller have a kernel as wide as the resized pixels, if `antialias` is true.
     """

@@ -87,7 +87,7 @@ def _batched(function: Callable[..., jax.Array], axes: int) -> Callable[..., jax
 
 
 def _places(where: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
-    """Returns the index vectors in the last axis of `where` as one array per dimension."""
+    """Converts index vectors, along the last axis of `where`, to a tuple of one index array per dimension."""
     return tuple(without_wrapping(one, size) for one, size in zip(jnp.moveaxis(where, -1, 0), shape, strict=False))
 
 
@@ -114,7 +114,7 @@ def require_indices(called: str, indices: jax.Array, limits: int | tuple[int, ..
 
 
 def _require_depth(called: str, indices: jax.Array, shape: tuple[int, ...]) -> None:
-    """Requires index vectors in the last axis of `indices`, with at most one entry per axis of the indexed tensor."""
+    """Raises an error if index vectors, the last axis of `indices`, have more entries than the tensor has axes."""
     if indices.ndim and indices.shape[-1] <= len(shape):
         return
     raise InvalidArgumentError.of(
@@ -142,7 +142,7 @@ def require_prefix(called: str, argument: str, indices: jax.Array | HostArray, d
 
 
 def _check_updates(called: str, indices: jax.Array, updates: jax.Array, shape: tuple[int, ...]) -> None:
-    """Requires one update for each index vector: JAX would broadcast other shapes silently."""
+    """Raises an error unless there is one update for each index vector: JAX would broadcast other shapes silently."""
     _require_depth(called, indices, shape)
     wanted = updates_shape(indices.shape, shape)
     if updates.shape != wanted:
@@ -237,7 +237,10 @@ def boolean_mask(tensor: jax.Array, mask: jax.Array, axis: Int | None = None) ->
 
 
 def _elements(value: jax.Array, called: str, instead: str) -> HostArray:
-    """Returns a tensor's elements, which determine the shape of a result; while tracing, only those of constants."""
+    """Returns a tensor's elements as a NumPy array; raises an error if compiled code computes the tensor.
+
+    The elements determine the shape of a result, which compiled code fixes. Constants are known while tracing, too.
+    """
     try:
         return np.asarray(evaluate(value))
     except (NotConstant, jax.errors.TracerArrayConversionError):
@@ -271,14 +274,17 @@ def slice_(input_: jax.Array, begin: Operand, size: Ints) -> jax.Array:
 
 
 def _start(value: Operand) -> Any:
-    """Returns an integer on the host as an int, which is known on every device, and anything else as a tensor."""
+    """Converts the start index of a slice to a Python int if it is on the host, and otherwise to a tensor.
+
+    A Python int is known on every device.
+    """
     if isinstance(value, (np.integer, np.ndarray)) and value.shape == () and value.dtype.kind in "iu":
         return int(value)
     return value if isinstance(value, int) else as_tensor(value)
 
 
 def _known_starts(starts: Sequence[Any]) -> list[int] | None:
-    """Returns where a slice begins; None if that is computed in compiled code, or on another device than a CPU."""
+    """Returns the start indices of a slice as ints; None if they are traced, or if the host would wait for a device."""
     if all(isinstance(one, int) or values_now(one) is not None for one in starts):
         return [int(one) for one in starts]
     if _runs_now() or any(isinstance(one, Tracer) for one in starts):
@@ -287,12 +293,15 @@ def _known_starts(starts: Sequence[Any]) -> list[int] | None:
 
 
 def _runs_now() -> bool:
-    """Returns whether operations execute immediately, also under a tape: the host should not wait for their results."""
+    """Returns whether operations execute immediately; True even while a gradient tape records.
+
+    In that case, the host should not wait for results.
+    """
     return is_eval(trace_below_tapes(current_trace()))
 
 
 def _check_slice(shape: tuple[int, ...], begin: Sequence[int], size: Sequence[int]) -> None:
-    """Raises an error for a slice outside of the tensor: JAX would move it inside."""
+    """Raises an error if a slice reaches outside of the tensor, where JAX would clamp its start index."""
     inside = len(begin) == len(size) == len(shape) and all(
         0 <= start <= whole and -1 <= count <= whole - start
         for start, count, whole in zip(begin, size, shape, strict=True)

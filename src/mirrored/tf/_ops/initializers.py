@@ -35,7 +35,7 @@ class Initializer(abc.ABC):
         partition_shape: StaticInts | None = None,
         partition_offset: StaticInts | None = None,
     ) -> jax.Array:
-        """Returns a tensor of this shape.
+        """Returns a tensor of initial values with the given shape and dtype.
 
         Args:
             shape: The shape.
@@ -105,7 +105,7 @@ class Constant(Initializer):
 
 
 def _key(seed: int | None) -> jax.Array:
-    """Returns the key of one call: a new one without a seed, else the same for all calls (as `stateless_*`)."""
+    """Returns the random key of one initializer call: a new key without a seed, else the same key for each call."""
     return next_key() if seed is None else key_of(jnp.asarray(initial_state(int(seed))[:2]))
 
 

@@ -1,4 +1,4 @@
-"""Operations whose derivative jumps, with TensorFlow's derivative at the jump if JAX's is different."""
+"""Operations with discontinuous derivatives, such as `abs`, with TensorFlow's derivatives at the discontinuities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _is_real(*arrays: jax.Array) -> bool:
 
 
 def _of_kind(real: Callable[..., Any], plain: Callable[..., Any], x: Any, y: Any) -> jax.Array:
-    """Calls `real` if the result is real, and `plain` otherwise.
+    """Calls ``real(x, y)`` if the result dtype is real floating-point, and ``plain(x, y)`` otherwise.
 
     An integer beside a real operand, such as the 0 of ``tf.maximum(x, 0)``, becomes real. A Python number stays one,
     so that the result has the dtype of the other operand.
@@ -28,7 +28,7 @@ def _of_kind(real: Callable[..., Any], plain: Callable[..., Any], x: Any, y: Any
 
 
 def _with_derivative(value: Callable[..., jax.Array], derivative: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """Returns a compiled function with another derivative.
+    """Returns a compiled version of a function, with `derivative` as its JVP rule.
 
     Args:
         value: The function.
@@ -45,7 +45,7 @@ def _times(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _power_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -> jax.Array:
-    """Computes the derivative of a power; that with respect to the exponent is 0 for a base of 0 or less."""
+    """Computes the JVP of ``x ** y``; the derivative with respect to y is 0 where x is 0 or less."""
     # In terms of `_power`, so that second derivatives have the same rule.
     order = jnp.where(y == 0, 1, y)
     by_base = jnp.where(y == 0, 0, order * _power(x, order - 1))
@@ -56,12 +56,15 @@ def _power_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -
 
 
 def _times_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -> jax.Array:
-    """Computes the derivative of a product; that with respect to `y` is 0 where an infinite `x` does not count."""
+    """Computes the JVP of `multiply_no_nan`; the derivative with respect to y is 0 where y is 0 and x is not finite."""
     return _times(of_x, y) + jnp.where((y == 0) & ~jnp.isfinite(x), 0, x) * of_y
 
 
 def _nothing(moved: jax.Array) -> jax.Array:
-    """Returns zeros that depend on `moved`, so that the gradient is zeros instead of None; also where it is NaN."""
+    """Returns zeros that depend on the tangent `moved`, so that the gradient is zeros instead of None.
+
+    A tangent that is NaN gives zeros, too.
+    """
     return jnp.where(jnp.zeros(moved.shape, bool), moved, jnp.zeros_like(moved))
 
 
@@ -74,7 +77,7 @@ _power: Final = _with_derivative(jnp.power, _power_moved)
 
 
 def sign(x: jax.Array) -> jax.Array:
-    """Computes the sign; its gradient is zeros, as TensorFlow's, which gives none for other steps, such as `floor`."""
+    """Computes the sign of each element; the gradient is zeros instead of None, as in TensorFlow."""
     result: jax.Array = _sign(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else jnp.sign(x)
     return result
 
@@ -96,7 +99,7 @@ def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def multiply_no_nan(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Computes ``x * y``, and 0 where y is 0; the derivative with respect to y is `x` even where y is 0."""
+    """Computes ``x * y``, and 0 where y is 0; the derivative with respect to y stays x there if x is finite."""
     return _of_kind(_times_no_nan, _times, x, y)
 
 

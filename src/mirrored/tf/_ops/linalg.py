@@ -30,7 +30,7 @@ def _adjoint(x: jax.Array) -> jax.Array:
 
 
 def _from_lower(x: jax.Array) -> jax.Array:
-    """Returns Hermitian matrices of which `x` has the lower triangles; what is above them is not read."""
+    """Builds Hermitian matrices from the lower triangles of `x`; ignores the elements above the diagonal."""
     return jnp.tril(x) + _adjoint(jnp.tril(x, -1))
 
 
@@ -191,7 +191,7 @@ def solve(matrix: Common, rhs: Common, adjoint: bool = False) -> jax.Array:
 
 
 def _batched_like(matrix: jax.Array, rhs: jax.Array) -> jax.Array:
-    """Broadcasts the leading axes of `rhs`: JAX takes one matrix [n, n] beside [n, n, n] for a batch of vectors."""
+    """Broadcasts `rhs` to the leading axes of `matrix`, because JAX could take `rhs` for a batch of vectors."""
     if rhs.ndim < 2 or rhs.ndim >= matrix.ndim:
         return rhs
     return jnp.broadcast_to(rhs, (*matrix.shape[: matrix.ndim - rhs.ndim], *rhs.shape))
@@ -291,7 +291,7 @@ def clip_by_value(t: jax.Array, clip_value_min: jax.Array, clip_value_max: jax.A
 
 
 def _of_one_shape(called: str, t: jax.Array, clipped: jax.Array) -> jax.Array:
-    """Returns the clipped tensor; refuses bounds that have broadcast it to a larger shape."""
+    """Returns the clipped tensor; raises an error if the bounds have broadcast the tensor to a larger shape."""
     if clipped.shape == t.shape:
         return clipped
     raise InvalidArgumentError.of(
@@ -303,7 +303,7 @@ def _of_one_shape(called: str, t: jax.Array, clipped: jax.Array) -> jax.Array:
 
 
 def _bound(value: jax.Array, dtype: Any, rounded: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Converts a bound to the dtype of the clipped tensor; for integers to the nearest one within the bound."""
+    """Converts a clipping bound to the tensor's dtype; for integers, rounds it with `rounded`, and saturates it."""
     if value.dtype == dtype or not jnp.issubdtype(dtype, jnp.integer):
         return value.astype(dtype)
     if not jnp.issubdtype(value.dtype, jnp.floating):

@@ -31,7 +31,7 @@ def _root(matrix: jax.Array) -> jax.Array:
 
 
 def _complex_root(matrix: jax.Array) -> jax.Array:
-    """Computes a root of one matrix; that of a singular Hermitian one from its eigenvalues if the recurrence fails."""
+    """Computes the square root of one matrix; uses eigenvalues if `sqrtm` returns NaN for a Hermitian matrix."""
     found = jsl.sqrtm(matrix)  # divides by sums of eigenvalues of the root
 
     def from_eigenvalues() -> jax.Array:
@@ -46,7 +46,7 @@ def _complex_root(matrix: jax.Array) -> jax.Array:
 
 @_root.defjvp
 def _root_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Computes the derivative dR of the root R of A from ``R dR + dR R = dA``, a linear system for its elements."""
+    """Computes the JVP of the matrix square root R of A: solves ``R dR + dR R = dA`` for dR."""
     root, change = _root(primals[0]), tangents[0]
     eye = jnp.eye(root.shape[-1], dtype=root.dtype)
     left = jnp.einsum("...ij,kl->...ikjl", root, eye)  # R dR
@@ -141,7 +141,7 @@ def tridiagonal_solve(
 
 
 def _three(diagonals: Operand, form: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the superdiagonal, main diagonal and subdiagonal with n entries each; missing entries are zero."""
+    """Returns the superdiagonal, main diagonal and subdiagonal of matrices, each zero-padded to n entries."""
     if form == "compact":
         packed = as_tensor(diagonals)
         above, main, below = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]

@@ -157,7 +157,7 @@ class Loop:
 
 
 def _run_limited(carry: _Carry, limit: int) -> Sequence[Any]:
-    """Runs a loop with a large limit as `lax.while_loop`; a scan always runs `limit` steps and would take too long."""
+    """Runs a loop with a large limit as `lax.while_loop`, because `lax.scan` would always run `limit` iterations."""
     most = min(limit, np.iinfo(np.int32).max)
 
     def holds(state: tuple[Any, list[Any]]) -> Any:
@@ -172,7 +172,7 @@ def _run_limited(carry: _Carry, limit: int) -> Sequence[Any]:
 
 
 class _Carry:
-    """The loop carry: the loop variables, and the variables that the loop assigns.
+    """The loop carry: the loop variables, and the values of `Variable` objects that the loop assigns.
 
     A condition that assigns variables, such as one that draws a random number, is evaluated once before each iteration,
     like a part of the body. The carry then begins with its result.
@@ -198,7 +198,7 @@ class _Carry:
         return list(values[: self._count]), carried_over(blocks, self._keys, values[self._count :], self._entries)
 
     def _tested(self, values: list[Any], known: Operand | None = None) -> list[Any]:
-        """Prepends the condition, and updates the variables that it assigns; the values alone if it assigns none."""
+        """If the condition assigns variables, prepends its result to the carry, and updates those variables."""
         if self._test is None:
             return values
         if known is not None:
@@ -288,7 +288,7 @@ def _scalar(value: Operand) -> jax.Array:
 
 
 def _deciding(test: frozenset[int], body: Sequence[frozenset[int]]) -> frozenset[int]:
-    """Returns the loop variables on which the condition depends, directly or through the body."""
+    """Returns the indices of the loop variables on which the condition depends, directly or through the body."""
     while True:
         more = test.union(*(body[i] for i in test))
         if more == test:

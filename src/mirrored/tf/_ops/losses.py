@@ -31,7 +31,10 @@ def softmax_cross_entropy_with_logits(labels: Common, logits: Common, axis: Int 
 
 
 def _in_dtype_of(logits: jax.Array, loss: jax.Array) -> jax.Array:
-    """Converts a loss to the dtype of the logits; keeps it for integers, which would cut it to an integer."""
+    """Converts a loss to the dtype of the logits if those are floats; otherwise returns the loss unchanged.
+
+    An integer dtype would truncate the loss.
+    """
     return loss.astype(logits.dtype) if jnp.issubdtype(logits.dtype, jnp.floating) else loss
 
 
@@ -44,7 +47,7 @@ def _softmax_cross_entropy(labels: jax.Array, logits: jax.Array, axis: int) -> j
 def _softmax_cross_entropy_jvp(
     axis: int, primals: tuple[jax.Array, jax.Array], tangents: tuple[Any, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the derivative; a zero tangent is left out, because its product with an infinite factor is NaN."""
+    """Computes the JVP of softmax cross entropy; skips zero tangents, because zero times infinity would be NaN."""
     labels, logits = primals
     logarithms = jax.nn.log_softmax(logits, axis)
     factors = (-logarithms, jnp.exp(logarithms) - labels)
@@ -83,7 +86,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Arra
 
 
 def _check_shapes(called: str, first: str, one: jax.Array, second: str, other: jax.Array) -> None:
-    """Requires one shape of two tensors: [n, 1] and [n] would be broadcast to the pairs of all examples."""
+    """Raises an error unless two tensors have the same shape, because JAX would broadcast [n, 1] and [n] to [n, n]."""
     if one.shape == other.shape:
         return
     raise InvalidArgumentError.of(

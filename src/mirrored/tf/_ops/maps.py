@@ -36,7 +36,10 @@ def _stacked(rows: Sequence[Any]) -> Any:
 
 
 def _length(called: str, elems: PyTree) -> Any:
-    """Returns the number of rows, which may be symbolic; JAX would repeat the last row of a shorter tensor."""
+    """Returns the number of rows of all tensors, which may be symbolic; raises an error if the numbers differ.
+
+    JAX would repeat the last row of a shorter tensor.
+    """
     shapes = [as_tensor(one).shape for one in flatten(elems)]
     if len({one[:1] for one in shapes}) == 1 and shapes[0]:
         return shapes[0][0]
@@ -49,7 +52,7 @@ def _length(called: str, elems: PyTree) -> Any:
 
 
 def _with_equal_rows(elems: PyTree) -> Any:
-    """Repeats the row of each tensor with one row, as `tf.vectorized_map` does."""
+    """Broadcasts tensors with a single row to the number of rows of the others, as `tf.vectorized_map` does."""
     tensors = [as_tensor(one) for one in flatten(elems)]
     sizes = [one.shape[0] for one in tensors if one.ndim and one.shape[0] != 1]
     if not sizes:
@@ -191,7 +194,7 @@ def _fold(called: str, fn: Callable[[Any, Any], Any], elems: PyTree, initializer
 
 
 def _first(called: str, elems: PyTree, indices: list[int]) -> Any:
-    """Removes the first index, and returns its row as the initial value."""
+    """Removes the first entry of `indices`, and returns the row at that index as the initial value of a fold."""
     if not indices:
         kind = OutOfRangeError if executing_eagerly() else InvalidArgumentError
         raise kind.of(

@@ -36,7 +36,7 @@ def _shift(shift: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def _power(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Computes x to the power of y, elementwise; refuses negative powers of integers, if they are known."""
+    """Computes ``x ** y`` elementwise; raises an error for negative exponents of integers in eager code on a CPU."""
     if jnp.issubdtype(jnp.result_type(x, y), jnp.signedinteger):
         known = values_now(as_tensor(y))
         if known is not None and (known < 0).any():
@@ -50,7 +50,7 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _floordiv(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Divides elementwise, and rounds the result down: of floats the rounded quotient, so that 1.0 // 0.1 is 10."""
+    """Divides elementwise, and rounds down; for floats, rounds the quotient ``x / y``, so that 1.0 // 0.1 is 10."""
     if jnp.issubdtype(jnp.result_type(x, y), jnp.floating):
         return jnp.floor(jnp.true_divide(x, y))
     return jnp.floor_divide(x, y)

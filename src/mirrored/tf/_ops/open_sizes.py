@@ -121,7 +121,7 @@ def _settled(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> 
 
 
 def _on_conditions(inputs: PyTree, trace: Callable[[Any], T]) -> Traced[T]:
-    """Traces with symbolic sizes, and adds the conditions that JAX needs to decide comparisons."""
+    """Traces a function with symbolic sizes; adds a condition on the sizes whenever JAX cannot decide a comparison."""
     conditions: tuple[str, ...] = ()
     while True:
         described = _described(inputs, conditions)
@@ -145,7 +145,7 @@ def _complaint(error: BaseException) -> str:
 
 
 def _condition(complaint: str) -> str | None:
-    """Returns the condition on the sizes that an error message asks for; None if it asks for none."""
+    """Extracts from an error message the condition on symbolic sizes that JAX cannot decide; None without one."""
     remainder = _REMAINDER.search(complaint)
     if remainder is not None:
         return f"{_written(remainder[1])} == 0"
@@ -161,7 +161,7 @@ def _written(expression: str) -> str:
 
 
 def _symbolic(inputs: PyTree) -> Iterator[Any]:
-    """Yields the arguments with symbols for unknown sizes: all distinct, then one for batches, then one per axis."""
+    """Yields arguments with symbols for unknown sizes: one per size, then one for all batches, then one per axis."""
     tried: list[list[Any]] = []
     for name in (_by_place, _by_batch, _by_axis):
         places = iter(range(1000))
@@ -203,7 +203,7 @@ def _described(inputs: PyTree, conditions: Sequence[str]) -> Any:
 
 
 def _narrowed(inputs: PyTree, complaints: Sequence[str]) -> Iterator[Any]:
-    """Yields the arguments with a number for the one unknown size (after the first dimension, if there are several).
+    """Yields the arguments with an unknown size replaced by candidate numbers from JAX's error messages.
 
     ``(x - mean) / deviation`` with 30 means requires 30 columns. The numbers tried are those in the error messages, and
     slightly smaller ones, for programs that add columns.
@@ -224,7 +224,7 @@ def _with_number(one: Open, *, number: int, first: int) -> Open:
 
 
 def _batch_of(inputs: PyTree, seen: PyTree) -> Any:
-    """Returns the arguments of an earlier call, with a symbol for each batch size that is unknown in `inputs`."""
+    """Returns an earlier call's arguments, with a symbolic first dimension where `inputs` has an unknown one."""
     wanted = iter(_arrays(inputs))
 
     def open_batch(one: Open) -> Open:

@@ -1,4 +1,4 @@
-"""Draws of random keys: from the variable that holds a stream, and for one element in a function of a dataset."""
+"""Derives random keys: from a generator's state variable, and for each element in dataset functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def key_of(words: jax.Array) -> jax.Array:
 
 
 def advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
-    """Increments the counter by `draws`, and returns the key of the draw with index `own` among these draws."""
+    """Advances a generator's state by `draws` draws, and returns the key of the draw with index `own` among them."""
     here = ambient()
     if here.store is not None and here.store.captures and is_eval(current_trace()):
         with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
@@ -40,7 +40,7 @@ def advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
 
 
 def of_replica(key: jax.Array) -> jax.Array:
-    """Returns a key that differs for every replica; for replica 0, and outside `run`, it is `key` itself."""
+    """Returns a key that differs for every replica; for replica 0, and outside of `strategy.run`, `key` itself."""
     replica = ambient().replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return key
@@ -49,7 +49,7 @@ def of_replica(key: jax.Array) -> jax.Array:
 
 
 def drawing_element() -> ElementDraws | None:
-    """Returns the random numbers of the dataset's function that is called; None outside of such functions.
+    """Returns the random state of the current dataset element; None outside of functions such as that of `Dataset.map`.
 
     A bare JAX transform in such a function counts as outside: it could not draw another number for each element.
 
@@ -66,7 +66,7 @@ def drawing_element() -> ElementDraws | None:
 
 
 def element_key(element: ElementDraws, words: Sequence[int], number: int) -> jax.Array:
-    """Draws once in a function of a dataset, and returns the key.
+    """Draws the next JAX random key for a dataset element from the stream with the seed `words`.
 
     Args:
         element: The random numbers of the element.

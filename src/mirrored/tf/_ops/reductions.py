@@ -30,7 +30,7 @@ def _check_numbers(x: jax.Array) -> None:
 
 
 def check_axes(x: jax.Array, axis: int | tuple[int, ...] | None) -> None:
-    """Requires axes of an array, before a function of JAX that looks up their sizes without a check.
+    """Raises an error if an axis is out of range for an array.
 
     Raises:
         numpy.exceptions.AxisError: An axis is out of range.
@@ -66,17 +66,17 @@ def _mean(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> j
 
 
 def _max(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
-    """Computes the maximum; that of no elements is the lowest value of the dtype."""
+    """Computes the maximum over axes; the maximum of no elements is the lowest value of the dtype."""
     return jnp.max(x, axis=axis, keepdims=keepdims, **_initial(x, lowest=True))
 
 
 def _min(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
-    """Computes the minimum; that of no elements is the highest value of the dtype."""
+    """Computes the minimum over axes; the minimum of no elements is the highest value of the dtype."""
     return jnp.min(x, axis=axis, keepdims=keepdims, **_initial(x, lowest=False))
 
 
 def _initial(x: jax.Array, *, lowest: bool) -> dict[str, Any]:
-    """Returns the value from which the reduction of an empty array starts, as keyword arguments."""
+    """Returns ``{"initial": value}`` for the reduction of an empty array, and an empty dict for other arrays."""
     if 0 not in x.shape:
         return {}
     if x.dtype.kind in "iu":
@@ -242,7 +242,10 @@ def _check_bincount_axis(axis: int | None) -> None:
 
 
 def _check_weights(arr: jax.Array, weights: jax.Array) -> None:
-    """Requires one weight for each integer: weights [n, 1] would broadcast to all pairs."""
+    """Raises an error unless `weights` has the shape of `arr`: one weight for each integer.
+
+    JAX would broadcast weights of shape [n, 1] to all pairs.
+    """
     if weights.shape == arr.shape:
         return
     raise InvalidArgumentError.of(
@@ -329,7 +332,7 @@ def confusion_matrix(
 
 
 def _as_classes(values: jax.Array) -> jax.Array:
-    """Returns a vector of integers; fractions are cut off, as in TensorFlow."""
+    """Flattens class labels to a vector of integers; truncates floats, as TensorFlow does."""
     return values.reshape(-1).astype(jnp.int32 if not jnp.issubdtype(values.dtype, jnp.integer) else values.dtype)
 
 
@@ -363,14 +366,14 @@ def histogram_fixed_width(
 
 
 def _constant(array: jax.Array) -> np.ndarray[Any, Any] | None:
-    """Returns the numbers of an array, also those of a constant while tracing; None if they are traced."""
+    """Returns an array's elements as a NumPy array, or None if compiled code computes the array."""
     if isinstance(array, Tracer) or not array.is_fully_addressable:
         return values_now(array)
     return np.asarray(array)
 
 
 def _edges(low: Any, high: Any, nbins: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Returns the least number of a dtype in each bin but the first, if bins are computed in 64 bits."""
+    """Returns the smallest number of `dtype` in each histogram bin but the first, for bins computed in float64."""
     start, places = np.float64(low), np.arange(1, nbins)
     step = (np.float64(high) - start) / nbins
     near = (start + places * step).astype(dtype)
@@ -393,7 +396,7 @@ def histogram_fixed_width_bins(
 
 
 def _bounds(values: jax.Array, value_range: Operand) -> jax.Array:
-    """Returns the two bounds of `value_range`: for float values in their dtype, widened to at least float32.
+    """Converts `value_range` to a tensor of two bounds; for float values, in the wider of float32 and their dtype.
 
     The bins are then computed in at least float32, too, because 16-bit floats cannot represent every bin index.
     """

@@ -36,7 +36,7 @@ class Candidates(NamedTuple):
 def _drawn(
     called: str, logits: np.ndarray[Any, Any], true_classes: jax.Array, count: int, unique: bool, seed: int | None
 ) -> Candidates:
-    """Samples classes by their log-probabilities.
+    """Samples `count` classes by their log-probabilities, and computes their expected counts.
 
     Without replacement, it uses the Gumbel top-k trick: ordering log-probabilities plus Gumbel noise is equivalent to
     drawing until enough distinct classes are found. As in TensorFlow, the expected counts depend on the number of draws
@@ -67,7 +67,7 @@ def _drawn(
 
 
 def _tries(key: jax.Array, p: jax.Array) -> jax.Array:
-    """Samples the number of draws until the last of several distinct classes appears, in this order."""
+    """Samples how many draws with replacement it takes to find the given distinct classes, in the given order."""
     before = jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(p)[:-1]])
     fresh = jnp.clip(1 - before, 1e-7, 1.0)
     failures = jnp.log1p(-jax.random.uniform(key, p.shape, p.dtype)) / jnp.log1p(-fresh)
@@ -281,7 +281,10 @@ def _sampled_logits(
 
 
 def _require_rows(called: str, num_classes: int, table: jax.Array, bias: jax.Array) -> None:
-    """Requires weights and a bias for each class that may be sampled: JAX would take those of the last one."""
+    """Raises an error unless the table of weights and the bias have a row for each class that may be sampled.
+
+    For a larger index, JAX would take the row of the last class.
+    """
     if num_classes <= min(table.shape[0], bias.shape[0]):
         return
     raise InvalidArgumentError.of(

@@ -24,7 +24,7 @@ def _shape(shape: StaticInts, called: str) -> tuple[int, ...]:
 
 
 def drawing_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype in which to draw: float32 for 16 bits, in which JAX draws few values with a biased mean."""
+    """Returns the dtype in which to draw: float32 instead of 16-bit floats, whose few values would bias the mean."""
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 
@@ -91,7 +91,10 @@ def uniform(
 
 
 def _require_whole(argument: str, bound: Operand) -> None:
-    """Refuses a bound of integers with a fraction, if it is known: JAX would cut it off, so that 2 is not below 2.9."""
+    """Raises an error if a bound of random integers is fractional; checks only Python numbers and eager CPU arrays.
+
+    JAX would truncate the bound: 2.9 would exclude 2.
+    """
     found = bound if isinstance(bound, (int, float)) else values_now(as_tensor(bound))
     if found is None or np.all(np.asarray(found) % 1 == 0):
         return
@@ -104,7 +107,10 @@ def _require_whole(argument: str, bound: Operand) -> None:
 
 
 def _check_bounds(least: jax.Array, most: jax.Array) -> None:
-    """Refuses bounds between which there are no integers, if they are known: JAX would return the lower one."""
+    """Raises an error unless ``least < most``, the bounds of random integers; checks only eager CPU arrays.
+
+    JAX would return the lower bound.
+    """
     bounds = values_now(least), values_now(most)
     if bounds[0] is None or bounds[1] is None or (bounds[0] < bounds[1]).all():
         return

@@ -1,4 +1,4 @@
-"""Random seeds of `tf.keras`: `keras.utils.set_random_seed`, and random numbers of Keras without a seed."""
+"""Makes Keras draw random seeds from `tf.random`, and `keras.utils.set_random_seed` set the seed of `tf.random`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seeding(set_random_seed: Callable[[int], None]) -> Callable[[int], None]:
 
 
 class _Stream:
-    """What Keras requires of a `SeedGenerator`: draws seeds from the global random state of `tf.random`."""
+    """A substitute for Keras' `SeedGenerator` that draws seeds from the global random state of `tf.random`."""
 
     def next(self, ordered: bool = True) -> jax.Array:
         """Returns a new seed, ``uint32[2]``."""
@@ -38,7 +38,7 @@ class _Stream:
 
 
 def drawing(global_seed_generator: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps Keras' `global_seed_generator` to draw from `tf.random` in replicas, compiled functions and datasets.
+    """Wraps Keras' `global_seed_generator` to draw from `tf.random` in replicas, compiled and dataset functions.
 
     Keras' own is a variable that compiled functions on JAX cannot use, so Keras raises an error there.
     """
@@ -59,7 +59,7 @@ _pipelines: weakref.WeakKeyDictionary[Any, Pipelines] = weakref.WeakKeyDictionar
 
 
 def drawing_for_elements(next_seed: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.random.SeedGenerator.next` to draw, in functions of datasets, numbers that depend on the element.
+    """Wraps `keras.random.SeedGenerator.next` so that seeds in dataset functions depend on the dataset element.
 
     Threads of a pipeline would otherwise read and assign the generator's state at the same time.
     """

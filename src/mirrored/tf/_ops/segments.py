@@ -34,7 +34,7 @@ def _segments(called: str, reduce: Callable[..., jax.Array], *, in_order: bool) 
 
 
 def _check_range(called: str, ids: jax.Array, count: int) -> None:
-    """Raises an error if a segment does not exist; rows with negative ids are dropped, as in TensorFlow."""
+    """Raises an error if a segment id is too large; accepts negative ids, whose rows are dropped as in TensorFlow."""
     require_indices(called, jnp.maximum(ids, 0), count, "segment_ids")
 
 
@@ -51,13 +51,13 @@ def _check_order(called: str, ids: jax.Array, count: int) -> None:
 
 
 def _sizes(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    """Returns the number of rows of each segment, as int32 of the rank of the data."""
+    """Returns the number of rows of each segment as int32, shaped to broadcast against the reduced data."""
     # Not in the dtype of the data, in which the number could wrap around.
     return jax.ops.segment_sum(jnp.ones((ids.size,) + (1,) * (data.ndim - 1), jnp.int32), ids, count)
 
 
 def _divisors(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    """Returns the number of rows of each segment, at least 1, as floats of the dtype of the data or of float32."""
+    """Returns the number of rows of each segment, at least 1, in the float dtype of the data, else in float32."""
     dtype = data.dtype if jnp.issubdtype(data.dtype, jnp.inexact) else jnp.float32
     return jnp.maximum(_sizes(data, ids, count), 1).astype(dtype)
 
@@ -67,7 +67,7 @@ def _mean(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
 
 
 def _mean_of_dtype(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    """Computes the mean; integers stay integers and round towards zero."""
+    """Computes the mean of each segment; means of integers stay integers, rounded towards zero."""
     if data.dtype.kind not in "iu":
         return _mean(data, ids, count)
     total = jax.ops.segment_sum(data, ids, count)
@@ -83,7 +83,7 @@ def _sqrt_n(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
 
 @jax.custom_jvp
 def _product(data: jax.Array, ids: jax.Array, empty: jax.Array) -> jax.Array:
-    """Multiplies the rows of each segment with those of `empty`, an array of ones that has the shape of the result."""
+    """Computes the product of the rows of each segment; `empty` contains ones, in the shape of the result."""
     return jax.ops.segment_prod(data, ids, empty.shape[0])
 
 
@@ -91,7 +91,7 @@ def _product(data: jax.Array, ids: jax.Array, empty: jax.Array) -> jax.Array:
 def _product_jvp(
     primals: tuple[jax.Array, jax.Array, jax.Array], tangents: tuple[jax.Array, object, object]
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes TensorFlow's derivative: the product of the other rows, and 0 if two or more of all rows are 0.
+    """Computes the JVP of segment products, where a row's derivative is the product of the segment's other rows.
 
     JAX has no derivative of a product over repeated indices.
     """
@@ -111,7 +111,7 @@ def _prod(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
 
 
 def _filled(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns a reduction that gives 0 for a segment without rows."""
+    """Wraps a segment reduction to return 0 for segments without rows."""
 
     def run(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
         result = reduce(data, ids, count)
@@ -121,7 +121,7 @@ def _filled(reduce: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def _finite(reduce: Callable[..., jax.Array], side: str) -> Callable[..., jax.Array]:
-    """Returns a maximum or minimum that starts from the dtype's lowest or highest finite value, as TensorFlow's do."""
+    """Wraps a segment maximum (minimum) to return the lowest (highest) finite value instead of -inf (inf)."""
 
     def run(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
         result = reduce(data, ids, count)

@@ -68,7 +68,7 @@ def _type_3(x: jax.Array, orthonormal: bool) -> jax.Array:
 
 
 def _type_4(x: jax.Array, orthonormal: bool) -> jax.Array:
-    """Computes the type 4 transform as the odd half of a type 2 transform of twice the length."""
+    """Computes the type 4 discrete cosine transform (DCT-IV) from a DCT-II of twice the length."""
     length = x.shape[-1]
     found = _type_2(_resized(x, 2 * length), False)[..., 1::2]
     return found * (2 * length) ** -0.5 if orthonormal else found

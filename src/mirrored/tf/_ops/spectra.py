@@ -1,4 +1,4 @@
-"""`tf.signal`: window functions of codecs and of inverse transforms, mel scales, and Fourier transforms."""
+"""`tf.signal`: window functions, N-dimensional FFTs, inverse STFT, MDCT, mel scales and mel-frequency coefficients."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Whole: TypeAlias = int | Sequence[int] | np.ndarray[Any, Any]
 
 
 def _each(function: Callable[..., Any], *texts: Any, dtype: Any = object) -> Any:
-    """Applies a function to every element of texts (or of several arrays of one shape)."""
+    """Applies a function elementwise to an array of strings, or to several arrays of the same shape."""
     first = texts[0]
     made = np.empty(first.shape, dtype)
     for place in np.ndindex(first.shape):
@@ -271,7 +271,7 @@ def join(inputs: Sequence[Texts], separator: str | bytes = "") -> Any:
 def reduce_join(
     inputs: Texts, axis: int | Sequence[int] | None = None, keepdims: bool = False, separator: str | bytes = ""
 ) -> Any:
-    """Joins the texts of an array along one axis after another; if `axis` is None, joins all in row-major order."""
+    """Joins the texts of an array along the given axes; joins all texts in row-major order if `axis` is None."""
     array, between = as_bytes_array(inputs), _one(separator, "reduce_join")
     axes = range(array.ndim)[::-1] if axis is None else [axis] if isinstance(axis, int) else axis
     if any(not -array.ndim <= one < array.ndim for one in axes):

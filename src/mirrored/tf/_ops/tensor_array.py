@@ -23,7 +23,7 @@ from mirrored.values.sparse_rows import without_wrapping
 
 
 class GrowingArrayError(InvalidArgumentError):
-    """Error for a `tf.TensorArray` that may grow at a traced index.
+    """Error for a write at a traced index to a `tf.TensorArray` whose size may grow.
 
     A loop that knows its number of iterations catches it, and is unrolled, so that the index is known.
     """
@@ -44,13 +44,13 @@ class _Options:
 
 
 def _is_traced() -> bool:
-    """Returns whether code is being compiled; a gradient tape alone does not count."""
+    """Returns whether the current code is traced for compilation; False if only a gradient tape records."""
     return not is_eval(trace_below_tapes(current_trace()))
 
 
 @jax.tree_util.register_pytree_node_class
 class TensorArray:
-    """A sequence of tensors; `write` and similar methods change it in eager code, and a copy of it in compiled code.
+    """A sequence of tensors that `write` and similar methods change in place in eager code, and copy in compiled code.
 
     Code that assigns their result (``array = array.write(i, row)``) does the same in both. Compiled code that drops it
     loses the row, as in TensorFlow, and a `UserWarning` names the line.
@@ -108,7 +108,7 @@ class TensorArray:
         )
 
     def _changed(self, method: str, new: TensorArray) -> TensorArray:
-        """Returns `new` in compiled code; in eager code takes its rows, and returns this array."""
+        """Returns `new` in compiled code; in eager code, makes this array equal to `new`, and returns this array."""
         self._unused = None
         if _is_traced():
             new._unused = method, user_line(), current_trace()
@@ -136,13 +136,13 @@ class TensorArray:
         return array
 
     def __grown__(self, after: TensorArray) -> TensorArray | None:
-        """Returns this array as one stacked tensor, which a loop whose body returns `after` can carry, or None."""
+        """Returns this array in the stacked form of a loop's result `after`; None if no conversion is needed."""
         if after._buffer is None or self._buffer is not None:
             return None
         return self._stored(after._buffer.shape[1:])
 
     def __uniform__(self) -> TensorArray:
-        """Returns this array as one stacked tensor, so that branches have equal types; itself if that is impossible."""
+        """Returns this array as one stacked tensor, so that branches have equal types; unchanged if impossible."""
         shape = self.element_shape
         if self._buffer is not None or shape is None or not self._options.size:
             return self
@@ -224,7 +224,7 @@ class TensorArray:
         )
 
     def _written(self, index: Operand, row: jax.Array) -> TensorArray:
-        """Returns an array with a row at an index that is known only at run time."""
+        """Returns a copy of the array with `row` at a traced index; raises an error if the array may grow."""
         if self._options.dynamic_size:
             raise GrowingArrayError.of(
                 "TensorArray.write",
@@ -246,7 +246,7 @@ class TensorArray:
         return self._made(self._options, {}, stored._buffer.at[place].set(row, mode="drop"))
 
     def _stored(self, shape: tuple[int, ...]) -> TensorArray:
-        """Returns the array with its rows stored in one tensor."""
+        """Returns the array with all its tensors stacked in one tensor."""
         self._unused = None
         if self._buffer is not None:
             return self
@@ -329,7 +329,7 @@ class TensorArray:
     # Reading and writing many rows
 
     def unstack(self, value: Operand, name: str | None = None) -> TensorArray:
-        """Replaces all tensors by the slices of `value` along its first axis, and returns the sequence, as `write`."""
+        """Replaces all tensors by the slices of `value` along its first axis; returns the sequence as `write` does."""
         rows = self._row(value)
         options = dataclasses.replace(self._options, size=rows.shape[0])
         return self._changed("unstack", self._made(options, {}, rows))
@@ -380,7 +380,7 @@ class TensorArray:
         """Does nothing: a `TensorArray` holds nothing that must be released."""
 
     def mark_used(self) -> None:
-        """Prevents the warning about a result of `write` that compiled code does not use."""
+        """Suppresses the warning that compiled code does not use an array that `write` returned."""
         self._unused = None
 
     def __repr__(self) -> str:
@@ -388,7 +388,10 @@ class TensorArray:
 
 
 def _require_shape(row: jax.Array, shape: tuple[int, ...]) -> None:
-    """Requires the shape of the other rows, which are stored in one tensor: JAX would broadcast the row to it."""
+    """Raises an error unless a row has the shape of the array's other rows, which are stacked in one tensor.
+
+    JAX would broadcast the row.
+    """
     if row.shape == tuple(shape):
         return
     raise InvalidArgumentError.of(

@@ -19,7 +19,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 def _four(value: StaticInts, called: str, argument: str) -> tuple[int, int, int, int]:
-    """Returns the numbers of all four dimensions from 1, 2 or 4 numbers."""
+    """Expands 1, 2 or 4 window sizes, strides or dilations to ``(1, height, width, 1)``."""
     numbers = static_ints(value, called=called, argument=argument)
     if len(numbers) == 4 and (numbers[0], numbers[3]) != (1, 1):
         raise InvalidArgumentError.of(
