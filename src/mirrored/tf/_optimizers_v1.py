@@ -266,7 +266,7 @@ class AdadeltaOptimizer(OptimizerV1):
 
 
 def _scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
-    """Returns Adam's update with "epsilon hat": optax adds epsilon after the bias correction."""
+    """Returns `optax.scale_by_adam`, but with epsilon added before the bias correction, as in TensorFlow 1."""
     base = optax.scale_by_adam(beta1, beta2)
 
     def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:

@@ -1,4 +1,4 @@
-"""In-place operators (such as ``+=``) of NumPy arrays that act as tensors: the operators create new arrays."""
+"""Makes in-place operators (such as ``+=``) of NumPy arrays that act as tensors create new arrays."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Described(Protocol):
 
 
 class _SpecMeta(type):
-    """Makes the specs of datasets, which are `ArraySpec` objects, instances of `TensorSpec`."""
+    """Metaclass that makes `ArraySpec` objects, the specs of datasets, instances of `TensorSpec`."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return super().__instancecheck__(instance) or (cls is TensorSpec and type(instance) is ArraySpec)
@@ -86,5 +86,5 @@ class TensorSpec(metaclass=_SpecMeta):
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}, name={self.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the spec by its parts."""
+        """Pickles the spec as its shape, dtype and name."""
         return TensorSpec, (self.shape, self.dtype, self.name)

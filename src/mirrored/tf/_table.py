@@ -191,7 +191,7 @@ def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., 
 
 
 def _converting(called: str, function: FunctionType, named: bool) -> Callable[..., Any]:
-    """Wraps a function to take ``name``, and to convert its arguments as its annotations say."""
+    """Wraps a function to accept the argument ``name``, and to convert other arguments as their annotations require."""
     code, given = function.__code__, function.__defaults__ or ()
     required = code.co_argcount - len(given)
     defaults = [_REQUIRED] * required + list(given)
@@ -232,7 +232,7 @@ def _converting(called: str, function: FunctionType, named: bool) -> Callable[..
 
 
 class _Signature(inspect.Signature):
-    """A signature of an operation that creates its parameters when they are first read, so that importing is fast."""
+    """A signature whose parameters are created only when they are read, so that importing is fast."""
 
     __slots__ = ("_make",)
 
@@ -248,12 +248,12 @@ class _Signature(inspect.Signature):
 
     @property
     def parameters(self) -> MappingProxyType[str, inspect.Parameter]:
-        """The parameters by name."""
+        """The operation's parameters, as a mapping from names to `inspect.Parameter` objects."""
         return super().parameters if self._make is None else inspect.Signature(self._make()).parameters
 
 
 def _shown(parameters: Iterable[_Parameter], adds_name: bool) -> list[inspect.Parameter]:
-    """Returns the parameters as a caller sees them."""
+    """Returns the parameters of the operation's public signature, with ``name`` added if `adds_name` is true."""
     named = [("name", None, str | None)] if adds_name else []
     return [
         inspect.Parameter(
@@ -284,7 +284,7 @@ _CONVERT: Final[dict[str, Callable[[Any, str, str], Any]]] = {
 
 
 def _conversions(parameters: Sequence[_Parameter]) -> list[tuple[int, str, Callable[[Any, str, str], Any], bool]]:
-    """Returns place, name and conversion of each parameter that is converted, and whether None stays None."""
+    """Returns (index, name, conversion, whether None stays None) for each parameter that is converted."""
     return [
         (place, one.name, _CONVERT[kind], kind != one.kind or kind in ("Axes", "option"))
         for place, one in enumerate(parameters)
@@ -349,7 +349,7 @@ class reported:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Replaces a TypeError or ValueError raised by JAX."""
+        """Raises an `InvalidArgumentError` in place of a shape or dtype error from JAX."""
         replaced = _replacement(self._called, self._values, error)
         if replaced is not None:
             raise replaced from error

@@ -111,7 +111,7 @@ def _refuse_floats(described: str, found: DTypeLike, wanted: np.dtype[Any]) -> N
 
 
 def _narrowed(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Converts an array to the dtype of a tensor; refuses integers of 64 bits that do not fit into 32."""
+    """Converts an array to the dtype of a tensor; raises an error if 64-bit integers do not fit into 32 bits."""
     if not fits(array, dtype):
         raise InvalidArgumentError.of(
             "tf.convert_to_tensor",
@@ -149,10 +149,10 @@ def operands(values: Sequence[Any]) -> list[Any]:
 
 
 def without_cutting(called: str, argument: str, value: Operand, dtype: DTypeLike) -> jax.Array:
-    """Converts a value that becomes part of a tensor of `dtype`; refuses floats for integers, which JAX would cut off.
+    """Converts a value that goes into a tensor of `dtype`; raises an error for floats if `dtype` is an integer dtype.
 
-    Python numbers and lists get the dtype of the tensor; tensors keep their own. A NumPy scalar without a fraction
-    counts as an integer.
+    JAX would truncate the floats. Python numbers and lists get `dtype`; tensors keep their own. A NumPy scalar without
+    a fraction counts as an integer.
     """
     exact = not jnp.issubdtype(dtype, jnp.inexact)
     if exact and isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind == "f" and value.shape == ():
@@ -227,7 +227,7 @@ def constant(
 
 
 def _texts(value: Any, shape: StaticInts | None = None) -> Any:
-    """Returns one or more strings as they stay on the host."""
+    """Converts one or more strings to a string tensor, which stays on the host."""
     array = as_bytes_array(value)
     if shape is not None:
         wanted = static_ints(shape, called="tf.constant", argument="shape")
@@ -236,7 +236,7 @@ def _texts(value: Any, shape: StaticInts | None = None) -> Any:
 
 
 def _in_replica(tensor: jax.Array) -> jax.Array:
-    """Copies an array in compiled replica code, because `run` would return a shared array as one plain value."""
+    """Copies a tensor in compiled replica code, so that `strategy.run` does not return it as one shared value."""
     if isinstance(tensor, Tracer) or ambient().replica is None or is_eager():
         return tensor
     return jnp.copy(tensor)
@@ -287,7 +287,7 @@ def _array_numpy(self: jax.Array) -> Any:
 
 
 def _tracer_numpy(self: Any) -> Any:
-    """Returns the value of a tracer that has one; raises an error for a tracer without a value."""
+    """Returns the value of a concrete tracer, as under an eager tape, as a NumPy array; raises an error for others."""
     try:
         return np.array(np.asarray(self))[()]
     except jax.errors.TracerArrayConversionError:
@@ -306,7 +306,7 @@ def _get_shape(self: jax.Array) -> TensorShape:
 
 
 def _set_shape(self: jax.Array, shape: ShapeLike | None) -> None:
-    """Checks that the shape is compatible with the given one: an array's shape is always known.
+    """Raises an error unless the array's shape is compatible with the given shape.
 
     Raises:
         ValueError: The shape differs.

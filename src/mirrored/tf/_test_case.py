@@ -218,11 +218,11 @@ class TestCase(absltest.TestCase):
         self.assertLess(_array(a).max(), comparison_target)
 
     def assertAllGreaterEqual(self, a: Operand, comparison_target: float) -> None:
-        """Asserts that all elements of a tensor are at least a number."""
+        """Asserts that all elements of a tensor are greater than or equal to a number."""
         self.assertGreaterEqual(_array(a).min(), comparison_target)
 
     def assertAllLessEqual(self, a: Operand, comparison_target: float) -> None:
-        """Asserts that all elements of a tensor are at most a number."""
+        """Asserts that all elements of a tensor are less than or equal to a number."""
         self.assertLessEqual(_array(a).max(), comparison_target)
 
     def assertAllInSet(self, target: Operand, expected_set: Collection[Any]) -> None:
@@ -364,12 +364,12 @@ def _array_or_none(value: PyTree) -> Array | None:
 
 
 def _wide(array: Array) -> Array:
-    """Returns an array in a dtype that NumPy's comparisons know."""
+    """Converts floating-point arrays, including bfloat16, to float64, which NumPy's comparisons support."""
     return array.astype(np.float64) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
 def _with_texts(value: PyTree) -> Array:
-    """Converts a value like `_array`, and strings to bytes objects, as tensors of strings have them."""
+    """Converts a value to a NumPy array, with strings as bytes objects, as in tensors of strings."""
     if is_text(value):
         return as_bytes_array(value)  # NumPy's arrays of bytes lose NUL characters at their ends
     array = _array(value)

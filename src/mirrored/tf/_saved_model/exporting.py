@@ -1,4 +1,4 @@
-"""`export` of Keras models without TensorFlow: a saved program with the endpoint ``serve``."""
+"""Implements `keras.Model.export` without TensorFlow: saves the forward pass as the endpoint ``serve``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDPOINT = "serve"
 
 
 class _Archive(Module):
-    """What `tf.saved_model.load` returns of an exported model: its forward pass as `serve`."""
+    """The object that `keras.Model.export` saves: its attribute `serve` is the model's forward pass."""
 
     def __init__(self, serve: Function) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class Signature:
     is_declared: bool = True
 
     def as_entry(self) -> Signature:
-        """Returns this signature as an entry of ``signatures``: the results are a dict, defaults are no arguments."""
+        """Returns a copy for ``signatures``: its function returns a dict, and takes no trailing default arguments."""
         count = len(self.inputs)
         while count and self._is_default(count - 1):
             count -= 1
@@ -75,7 +75,7 @@ def _named_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def functions_of(obj: object) -> dict[str, Function | LoadedFunction]:
-    """Returns the functions of an object that are saved; for a Keras model, its forward pass.
+    """Returns the functions of an object to export, by name; for a Keras model, its forward pass.
 
     These are its `tf.function` methods and attributes, and those of loaded models.
     """
@@ -94,7 +94,7 @@ def functions_of(obj: object) -> dict[str, Function | LoadedFunction]:
 
 
 def _keras_functions(model: Any) -> dict[str, Function]:
-    """Returns a Keras model's inference function; nothing if its inputs are not known yet."""
+    """Returns a Keras model's inference function as ``{"__call__": function}``; an empty dict without known inputs."""
     # Loaded late: Keras is optional. The import connects Keras, as a scope does.
     keras_private: Any = importlib.import_module("mirrored.integrations.keras.private")
     try:
@@ -149,7 +149,7 @@ def _bound(function: Function, parameters: Parameters, call: Bound) -> Signature
 
 
 def _without_repetitions(signatures: Sequence[Signature]) -> list[Signature]:
-    """Omits signatures whose arguments are those of an earlier one, as those of a call that passes a default."""
+    """Removes signatures that have the same arguments as an earlier signature in the list."""
     found: list[Signature] = []
     for one in signatures:
         if not any(one.names == other.names and _are_same(one.inputs, other.inputs) for other in found):
@@ -169,7 +169,7 @@ def _is_leaf(value: object) -> bool:
 
 
 def _concrete(concrete: ConcreteFunction) -> Signature:
-    """Returns the signature of a concrete function, which takes only the arrays."""
+    """Converts a `ConcreteFunction` to a signature whose only arguments are the function's array arguments."""
     function = concrete.function.traced_function
 
     def call(*arrays: jax.Array) -> Any:
@@ -180,6 +180,6 @@ def _concrete(concrete: ConcreteFunction) -> Signature:
 
 
 def _spec_names(names: list[str], specs: Sequence[Any]) -> list[str]:
-    """Returns the names of the parameters; for those of ``*args`` (a Keras model), the names of the specs."""
+    """Returns the parameter names, with those of ``*args`` replaced by the names of the corresponding specs."""
     own = [getattr(one, "name", None) or f"args_{place}" for place, one in enumerate(specs)]
     return [own[place] if name == f"args_{place}" else name for place, name in enumerate(names)]

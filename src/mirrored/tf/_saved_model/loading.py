@@ -115,22 +115,22 @@ class LoadedProgram:
     assigns: list[Variable]
 
     def serialized(self) -> bytes:
-        """Returns the program as it was saved, with its gradient if it had one."""
+        """Returns the program as a serialized JAX export, with its VJP if the program was saved with one."""
         return bytes(self.exported.serialize(vjp_order=1 if self.exported.has_vjp() else 0))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns `inputs` as positional and keyword arguments."""
+        """Splits the program's arguments, `inputs`, into positional and keyword arguments."""
         named = dict(zip(self.names, self.inputs, strict=False))
         by_keyword = {name: one for name, one in named.items() if name in self.keywords}
         return tuple(self.inputs[: len(self.inputs) - len(by_keyword)]), by_keyword
 
     def described(self) -> str:
-        """Returns the arguments for messages."""
+        """Formats the program's arguments for an error message."""
         args, kwargs = self.arguments()
         return ", ".join([str(args), *(f"{name}={value}" for name, value in kwargs.items())])
 
     def as_entry(self) -> LoadedProgram:
-        """Returns a copy whose result is a dict, as that of the entries of ``signatures``."""
+        """Returns the program with its result as a dict, which TensorFlow requires of the entries of ``signatures``."""
         kind, content = next(iter(self.entry["output"].items()))
         if kind in ("dict", ORDERED):
             return self
@@ -139,12 +139,12 @@ class LoadedProgram:
 
 
 def in_order(parts: dict[str, Any]) -> dict[str, Any]:
-    """Returns the JSON of a structure whose parts are flattened in their order: JAX sorts the keys of a dict."""
+    """Encodes a dict as a JSON node that preserves the order of the keys, which JAX would sort."""
     return {"dict" if list(parts) == sorted(parts) else ORDERED: parts}
 
 
 def _leaves(kind: str, content: Any) -> list[Any]:
-    """Returns the arrays and numbers in the JSON of a structure, in their order in the program's results."""
+    """Returns the arrays and static values of a JSON-encoded structure, in the order of the program's results."""
     if kind in ("array", "static"):
         return [{kind: content}] if content is not None else []
     if kind == "dict":
@@ -252,7 +252,7 @@ def _run(program: LoadedProgram, arrays: Sequence[Any]) -> Any:
 def _fitted(
     program: LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, Any], has_same_types: bool
 ) -> list[Any] | None:
-    """Returns the arrays among the arguments; None if they do not match.
+    """Returns the array arguments of a call if all its arguments match the program's signature, otherwise None.
 
     Args:
         program: The program.
@@ -288,7 +288,7 @@ def _fitted(
 def _bound(
     program: LoadedProgram, args: tuple[Any, ...], kwargs: dict[str, Any], has_same_types: bool
 ) -> list[Any] | None:
-    """Returns the values of `program.inputs`, with defaults for omitted ones; None if others have no parameter.
+    """Returns the arguments of a call in the order of `program.inputs`, filled with defaults; None if they do not fit.
 
     A parameter that is not among the inputs can only be passed its default.
     """
@@ -307,14 +307,14 @@ def _bound(
 
 
 def _is_fixed(wanted: object, value: object, has_same_types: bool) -> bool:
-    """Returns whether an argument is the fixed one of the program; a traced or larger array never is."""
+    """Returns whether an argument equals the static value `wanted`; False for tracers and non-scalar arrays."""
     if isinstance(value, Tracer) or (has_same_types and type(wanted) is not type(value)):
         return False
     return not (hasattr(value, "ndim") and value.ndim) and bool(wanted == value)
 
 
 def _in_order_of(spec: Any, value: Any) -> Any:
-    """Returns `value` with dicts as in `spec`: an OrderedDict where the program's operands have unsorted keys."""
+    """Converts dicts in `value` to the types in `spec`: `OrderedDict` where the program's keys are unsorted."""
     if isinstance(spec, dict) and isinstance(value, dict) and value.keys() == spec.keys():
         parts = {key: _in_order_of(one, value[key]) for key, one in spec.items()}
         return OrderedDict(parts) if isinstance(spec, OrderedDict) else parts
@@ -324,7 +324,7 @@ def _in_order_of(spec: Any, value: Any) -> Any:
 
 
 def _of_list(value: Sequence[Any], spec: TensorSpec) -> Any:
-    """Converts a list to the dtype of a spec; returns None if its numbers are of another kind."""
+    """Converts a list to an array of a spec's dtype; returns None if its numbers cannot be converted."""
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
     if dtype.kind not in "biufc":
         return np.asarray(value, dtype)
@@ -375,7 +375,7 @@ class LoadedModel(Module):
             setattr(self, name, one)
 
     def named_call(self) -> dict[str, LoadedFunction]:
-        """Returns the `__call__` of the object that was saved, by this name; an empty dict if it had none."""
+        """Returns the saved object's `__call__` as ``{"__call__": function}``; an empty dict if it had none."""
         return {} if self._call is None else {"__call__": self._call}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -60,7 +60,7 @@ class Objects:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Returns an object's own attributes; for a Keras model, its weights."""
+    """Returns an object's instance attributes; for a Keras model, only its weights."""
     if not isinstance(value, Module) and hasattr(value, "trainable_weights"):
         return {"weights": list(value.weights)}
     own: frozenset[str] = getattr(type(value), "_not_saved", frozenset())  # of a loaded model
@@ -68,7 +68,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _variable_of(value: object) -> Variable | None:
-    """Returns the mirrored variable: the value itself, or the one that backs a Keras variable; None otherwise."""
+    """Returns `value` if it is a `Variable`, or the `Variable` that backs a Keras variable; None for other values."""
     found = value if isinstance(value, Variable) else getattr(value, "mirrored", None)
     return found if isinstance(found, Variable) else None
 

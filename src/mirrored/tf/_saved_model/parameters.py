@@ -28,7 +28,7 @@ class Bound:
     keywords: list[str]
 
     def by_position(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that takes all `inputs` by position, and passes the `keywords` among them by keyword."""
+        """Wraps a function to take all `inputs` by position; passes those named in `keywords` by keyword."""
         if not self.keywords:
             return function
         count, keywords = len(self.inputs) - len(self.keywords), self.keywords
@@ -55,7 +55,7 @@ class Parameters:
         """The defaults that a file can contain, by name."""
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
-        """Binds the arguments of a call; a parameter whose default no file can contain stays without a value."""
+        """Binds the arguments of a call; skips omitted parameters without a default that can be saved."""
         names = [*self._positional, *(f"args_{place}" for place in range(len(self._positional), len(args)))]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         ordered = dict.fromkeys([*names, *self._keyword_only, *kwargs])

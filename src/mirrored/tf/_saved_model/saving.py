@@ -133,7 +133,7 @@ def save(
 
 
 def _entries(functions: _Programs, signatures: Signatures | Mapping[str, LoadedFunction] | None) -> _Programs:
-    """Returns the requested signatures; by default, as in TensorFlow, those that an object's only function declares."""
+    """Returns the requested signatures; by default, those that the object's only function declares."""
     named = signatures if isinstance(signatures, Mapping) else {} if signatures is None else {DEFAULT: signatures}
     entries = {name: signatures_of(name, one) for name, one in named.items()}
     own = [given for given in functions.values() if not any(isinstance(one, LoadedProgram) for one in given)]
@@ -143,7 +143,7 @@ def _entries(functions: _Programs, signatures: Signatures | Mapping[str, LoadedF
 
 
 def _write(directory: Path, obj: object, functions: _Programs, entries: _Programs) -> None:
-    """Writes a program; of several workers that save to one path, the first one writes, and the others wait for it."""
+    """Writes a saved model to a folder; the first of several workers writes the files, and the others wait."""
     directory = directory.absolute()  # an absolute path always has a name and parents
     unfinished = directory.with_name(directory.name + ".unfinished")
     _check_replaceable(directory, set(_ENTRIES) if not (directory / FILE).is_file() else set())
@@ -168,7 +168,7 @@ def _write_parts(
     functions: _Programs,
     entries: _Programs,
 ) -> None:
-    """Writes the parts of a program to an empty folder, and its variables to a checkpoint."""
+    """Writes the programs and their description to an empty folder, and the variables to a checkpoint."""
     (folder / PROGRAMS).mkdir()
     variables: dict[int, Variable] = {}
     omitted: set[str] = set()
@@ -192,7 +192,7 @@ def _write_parts(
 
 
 def _warn_of_checks(omitted: set[str]) -> None:
-    """Warns of the assertions that the programs omit; that they do not print is documented only."""
+    """Warns of assertions that the saved programs omit; does not warn of omitted `tf.print` calls."""
     checks = sorted(omitted - {"tf.print"})
     if checks:
         warnings.warn(
@@ -221,7 +221,7 @@ def _check_replaceable(folder: Path, not_ours: set[str]) -> None:
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Moves a complete program to its path, where files that do not belong to a program stay.
+    """Moves a completely written saved model to its path; keeps unrelated files in the folder at that path.
 
     The file that identifies a program is removed first and moved last. A process that is killed in between leaves no
     program, instead of a mixture of two.
@@ -279,7 +279,7 @@ def _written(
 
 
 def _numbered(program: Pure | LoadedProgram, variables: dict[int, Variable]) -> dict[str, list[int]]:
-    """Returns the numbers of the variables that a program reads and assigns; adds new ones to `variables`."""
+    """Returns the indices in `variables` of a program's read and assigned variables; appends missing variables."""
     for variable in (*program.reads, *program.assigns):
         variables.setdefault(id(variable), variable)
     order = list(variables)
