@@ -81,7 +81,7 @@ register_arrays(_source_of_arrays)
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
 
     def __getattr__(name: str) -> Any:
-        """Imports the pipeline at the first access to one of its names."""
+        """Imports `Dataset` and related classes from `mirrored.data.pipeline` when they are first accessed."""
         if name not in _PIPELINE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = getattr(importlib.import_module(_PIPELINE[name]), name)
@@ -89,5 +89,5 @@ if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every na
 
 
 def __dir__() -> list[str]:
-    """Returns the names, including those of the pipeline."""
+    """Returns the module's names, including those of classes that are imported on first access."""
     return sorted({*globals(), *_PIPELINE})

@@ -1,4 +1,4 @@
-"""Calls the functions that users pass to `Dataset.map` and similar methods; creates and closes iterators of users.
+"""Calls user functions, such as those passed to `Dataset.map`; creates and closes iterators over user iterables.
 
 Threads that share an iterator of a dataset read from it by turns (`taking_turn`).
 """
@@ -49,7 +49,7 @@ def call(
 
 
 class _Clock(threading.local):
-    """The seconds that the current thread has spent in user functions, and in how many of them it is now."""
+    """Per-thread record of the seconds spent in user functions, and of the number of calls in progress."""
 
     seconds = 0.0
     functions = 0
@@ -86,10 +86,10 @@ def transformed(
 def is_true(
     predicate: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionDraws | None = None
 ) -> bool:
-    """Calls a predicate of a user on a dataset element with `call`.
+    """Returns whether a user's predicate is true for a dataset element; calls the predicate with `call`.
 
     Raises:
-        StructureError: It returned a list or tuple, which would be true for every element.
+        StructureError: The predicate returned a list or tuple, which would be true for every element.
     """
     result = call(predicate, element, called, index, draws)
     if isinstance(result, list | tuple):
@@ -198,7 +198,7 @@ class Iterators:
         self._last: Iterator[Any] | None = None
 
     def __call__(self) -> Iterator[Any]:
-        """Returns a new iterator of the iterable.
+        """Returns a new iterator over the iterable.
 
         Raises:
             InputError: `make` returned the iterator of an earlier iteration, which is exhausted or in use.
@@ -221,7 +221,7 @@ LONGEST_WAIT = 30.0
 
 
 class taking_turn:
-    """A context manager that holds the lock of an iterator, by which the threads that read from it take turns.
+    """A context manager that holds an iterator's lock, so that one thread at a time reads from the iterator.
 
     Args:
         lock: The lock.

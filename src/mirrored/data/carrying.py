@@ -1,4 +1,4 @@
-"""Carries the settings of the thread that reads a dataset to the threads that read ahead for it."""
+"""Applies the JAX settings of the thread that reads a dataset to the threads that prefetch for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Settings:
         self.reader = threading.get_ident()
 
     def adopt(self) -> None:
-        """Sets the settings and context variables in the current thread, once, unless it is the reader."""
+        """Applies the snapshot to the current thread; does nothing in the reading thread or when called again."""
         if threading.get_ident() == self.reader or hasattr(self._adopted, "is_done"):
             return
         self._adopted.is_done = True
@@ -39,6 +39,6 @@ class Settings:
             variable.set(value)
 
     def run(self, function: Callable[[], None]) -> None:
-        """Calls a function in the current thread, which is new, with the settings and the context variables."""
+        """Calls `function` under the snapshot; meant to be called at the start of a new thread."""
         adopt_thread_settings(self._state)
         self._context.run(function)

@@ -1,4 +1,4 @@
-"""Finds the read position that several workers have in common."""
+"""Computes the read position that several workers have in common."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _COUNT: Final = "next_iteration"
 
 
 class _DifferentError(Exception):
-    """Exception for positions of workers that read different data."""
+    """Raised for read positions of workers that read different data."""
 
 
 def common_position(positions: Sequence[Any]) -> Any:
-    """Returns the position of all workers if they read the same batches; None if they read different ones.
+    """Returns the read position of all workers if they read the same batches; otherwise None.
 
     A worker that alone has read the data, for instance to show examples, has counted more passes than the others. The
     position then has the largest count, with which all workers would begin their next pass (`Source.settle_seeds`).

@@ -62,7 +62,7 @@ def read_again(cursor: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """Takes the place of an element whose computation raised an exception, and holds that exception."""
+    """A placeholder for an element whose computation raised an exception; holds the exception."""
 
     error: Exception
 
@@ -109,12 +109,12 @@ _ENDED_GENERATOR: Final = "this exception has ended the generator, which has no 
 
 
 def has_ended_generator(error: BaseException) -> bool:
-    """Returns whether an exception is raised again in place of the elements after it, which do not exist."""
+    """Returns whether an exception has ended the generator that raised it, so that no elements follow."""
     return _ENDED_GENERATOR in getattr(error, "__notes__", ())
 
 
 def has_passed(cursor: Cursor, before: object, error: Exception) -> bool:
-    """Returns whether an iterator goes on after the element that raised an exception, instead of raising it again.
+    """Returns whether an iterator has moved past the element that raised an exception, and can continue.
 
     Args:
         cursor: The iterator.
@@ -398,13 +398,13 @@ class RebatchCursor:
         return joined(parts, "Dataset.rebatch")
 
     def _rows(self, count: int) -> Element:
-        """Returns the next rows of the current batch."""
+        """Returns the next `count` rows of the current batch."""
         rows = slice(self._row, self._row + count)
         self._row += count
         return tree_map(lambda leaf: leaf[rows], self._batch)
 
     def _read(self) -> bool:
-        """Reads the parent's next batch; returns False at the end of the data."""
+        """Reads the next input batch; returns False at the end of the data."""
         before = self._parent.get_state()
         try:
             batch = next(self._parent)

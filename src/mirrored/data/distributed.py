@@ -137,7 +137,7 @@ class DistributedIterator(IteratedAsPython):
         return value
 
     def _settled(self, item: FeedItem) -> Any:
-        """Returns this worker's element of a step on which all workers agree; an empty batch if its data has ended.
+        """Returns this worker's input for the next step; an empty batch if only other workers still have data.
 
         A worker that has no more data continues with empty batches: the feed returns the item that marks the end again
         at the next call, because this item is not the one that was handed out last.
@@ -185,7 +185,7 @@ class DistributedIterator(IteratedAsPython):
         return f"<{type(self).__name__} over {count} replica{'s' * (count != 1)}, {self._handed[2]} examples read>"
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the read position after the element returned last, as data that a checkpoint can save.
+        """Returns the read position after the last returned element, as data that a checkpoint can save.
 
         The position counts examples of the global stream. It therefore also fits a different number of replicas or a
         different batch size. That of a loader with `state_dict` and `load_state_dict` is the loader's state, and fits
@@ -241,7 +241,7 @@ class DistributedIterator(IteratedAsPython):
         self._handed = (None, state["reader"], state["examples"])
 
     def _move_unread(self, position: Any) -> None:
-        """Moves the reader, which has read nothing. If the position does not fit, a new reader takes its place."""
+        """Restores a position in a reader that has read nothing; on failure, opens a new reader and raises."""
         start = self._reader.get_state()
         self._was_moved = True
         try:
@@ -253,7 +253,7 @@ class DistributedIterator(IteratedAsPython):
             raise
 
     def _replace_reader(self, position: Any) -> None:
-        """Replaces the reader by a new one at a position; if the position does not fit, the iteration stays there."""
+        """Replaces the reader by a new one at `position`; on failure, restores the previous position and raises."""
         if self._reader.shares_position:  # reading ahead would move the new reader, too
             self._stop_reading()
         handed = self._handed[1]
@@ -281,7 +281,7 @@ class DistributedIterator(IteratedAsPython):
             )
 
     def _go_back(self, reader: Reader, before: Any) -> None:
-        """Undoes the opening of a reader; goes on with it, where the iteration was, if the old reader is closed."""
+        """Undoes a failed reader replacement: closes the new reader, or uses it at the previous position."""
         with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch
             reader.set_state(before)
             if reader.shares_position and self._done is None:

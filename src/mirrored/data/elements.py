@@ -212,7 +212,7 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
 
 
 def _dtype_with_room(column: list[Any]) -> np.dtype[Any]:
-    """Returns the dtype of the first value; if that is of texts, with the length of the longest text of all values."""
+    """Returns the first value's dtype; for strings, widened to the longest string among all values."""
     dtype: np.dtype[Any] = column[0].dtype
     if dtype.kind not in "SU":
         return dtype
@@ -220,7 +220,7 @@ def _dtype_with_room(column: list[Any]) -> np.dtype[Any]:
 
 
 def _is_alike(leaf: Any, dtype: np.dtype[Any]) -> bool:
-    """Returns whether a value is of a dtype; texts may be shorter, because NumPy's dtypes of texts have a length."""
+    """Returns whether a value has the given dtype; string dtypes of different lengths count as equal."""
     own = getattr(leaf, "dtype", None)
     return own == dtype or (own is not None and own.kind == dtype.kind and dtype.kind in "SU")
 
@@ -300,7 +300,7 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
 
 
 def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
-    """Returns the values of a leaf as arrays; raises an error if their ranks or dtypes differ."""
+    """Converts a leaf's values in all elements to arrays; raises an error if their ranks or dtypes differ."""
     # An array of bytes would have the length of the first, and cut off the others.
     arrays = [np.asarray(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf) for leaf in column]
     first, dtype = arrays[0], _dtype_with_room(arrays)
@@ -330,7 +330,7 @@ def _is_shape(part: object) -> bool:
 
 
 def _per_leaf(tree: PyTree, treedef: Structure, called: str, name: str, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """Returns the value of each leaf of an element: `tree` itself, or what it has in the place of the leaf."""
+    """Returns one value per leaf of an element, given a value for all leaves or a pytree prefix of values."""
     leaves, own = jax.tree.flatten(tree, is_leaf=is_leaf)
     if own == treedef.treedef or len(leaves) == treedef.num_leaves == 1:
         return leaves
@@ -355,7 +355,7 @@ def _per_leaf(tree: PyTree, treedef: Structure, called: str, name: str, is_leaf:
 
 
 def _plain(tree: PyTree, is_leaf: Callable[[Any], bool] = lambda part: False) -> Any:
-    """Returns a pytree with dicts and tuples in place of other mappings, named tuples and lists."""
+    """Converts mappings of a pytree to dicts, and its lists and named tuples to plain tuples."""
     if is_leaf(tree):
         return tree
     if isinstance(tree, Mapping):
@@ -424,7 +424,7 @@ def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def with_widths_of(before: Element, element: Element) -> Element:
-    """Casts each array of an element to the dtype that it has in another element, if that has more bits of its kind.
+    """Widens each array of `element` to the dtype of its counterpart in `before`, if both are of one numeric kind.
 
     Numbers of Python, which get 32 bits, do not make a state of 64 bits narrower. Elements of another structure are
     returned unchanged.
@@ -443,5 +443,5 @@ def _with_width_of(before: Any, leaf: Any) -> Any:
 
 
 def first_lost(array: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """Returns the first number in an array that casting to a dtype would change, for error messages; None if none."""
+    """Returns the first number in an array that a cast to `dtype` would change, for error messages; otherwise None."""
     return next((one for one in np.ravel(array) if not keeps_values(np.asarray(one), dtype)), None)

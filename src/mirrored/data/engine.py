@@ -63,7 +63,7 @@ class CursorDataset(grain.IterDataset):  # type: ignore[misc]
 
 
 class _Wrapper:
-    """Base class of iterators that treat the exceptions of another iterator in their own way.
+    """Base class of iterators that wrap another iterator and handle its exceptions.
 
     Args:
         reading: The other iterator.
@@ -76,9 +76,9 @@ class _Wrapper:
 
 
 class _PastErrors(_Wrapper):
-    """An iterator of Grain that computes elements by index, and moves past an element that raises an exception.
+    """A wrapper of a Grain iterator over indexed elements: after an exception, continues with the next element.
 
-    Grain leaves it before this element, which its threads do not compute again.
+    Grain stays at the element that raised the exception, which its threads do not compute again.
     """
 
     def __next__(self) -> Any:
@@ -142,13 +142,13 @@ def limit(parent: grain.IterDataset, count: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Raised:
-    """An exception in place of the element that raises it."""
+    """A placeholder for an element; holds the exception that its computation raised."""
 
     error: BaseException
 
 
 class _Caught(_Wrapper):
-    """An iterator that returns the exceptions of another one as elements."""
+    """An iterator that catches the exceptions of another iterator and returns them as `_Raised` elements."""
 
     def __next__(self) -> Any:
         self._settings.adopt()
@@ -161,7 +161,7 @@ class _Caught(_Wrapper):
 
 
 class _Raising(_Wrapper):
-    """An iterator that raises the exceptions that another one returns as elements."""
+    """An iterator that raises the exceptions in the `_Raised` elements of another iterator."""
 
     def __next__(self) -> Any:
         self._settings.reader = threading.get_ident()
@@ -189,7 +189,7 @@ def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
 
 
 def only_waited(error: BaseException) -> bool:
-    """Returns whether an interrupt of `next` on a `thread_prefetch` came in the wait, before an element was taken."""
+    """Returns whether an interrupt stopped `next` of a `thread_prefetch` iterator while it waited for an element."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = _Raising.__next__.__code__
     # What the thread raises has its frames, which begin at `_Caught`.

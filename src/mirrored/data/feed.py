@@ -246,7 +246,7 @@ class Feed:
         self._ensure_started()
 
     def _ensure_started(self) -> None:
-        """Starts the input thread unless it has started; called again if an interrupt stopped the start."""
+        """Starts the input thread once; can be called again if an interrupt stopped an earlier attempt."""
         if self._was_started:
             return
         # The thread runs user functions, so it needs the settings of the training loop.
@@ -254,7 +254,7 @@ class Feed:
         self._was_started = True
 
     def _is_first(self, action: str) -> bool:
-        """Returns True only to the first caller for an action; it is one C call, which no signal can interrupt."""
+        """Returns True only for the first call with each action name; no signal can interrupt the check."""
         me = object()
         return self._claims.setdefault(action, me) is me
 
@@ -313,7 +313,7 @@ class Feed:
                 self._arrived.get(timeout=some)
 
     def _take(self) -> FeedItem:
-        """Takes the first ready item from the queue; an interrupt in here neither drops an item nor takes it twice.
+        """Takes the first ready item from the queue; an interrupt during the call neither loses nor repeats an item.
 
         An item that was taken but did not reach the training loop is returned again by `next`. If another thread has
         closed the feed meanwhile, the result is an error.
@@ -341,7 +341,7 @@ class Feed:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the input thread has not ended."""
+        """Whether the input thread is alive."""
         return self._worker is not None and self._worker.is_alive()
 
     def close(self) -> None:
@@ -372,14 +372,14 @@ class Feed:
 
 
 def _place_of(thread: threading.Thread | None) -> str:
-    """Returns the innermost lines that a thread executes."""
+    """Returns the innermost stack frames of a thread as formatted text."""
     ident = None if thread is None else thread.ident
     frame = None if ident is None else sys._current_frames().get(ident)
     return "".join(traceback.format_stack(frame, limit=3)) if frame is not None else "  (it has ended)\n"
 
 
 def _signal(event: SimpleQueue[None]) -> None:
-    """Sets an event, unless it is set."""
+    """Sets an event, implemented as a queue with at most one item, unless it is set already."""
     if event.empty():
         event.put(None)
 
@@ -400,7 +400,7 @@ def close_at_exit(resource: Closeable) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """Closes all resources; an exception of one is logged, and the others are closed nevertheless."""
+    """Closes all resources; logs the exception of a resource and continues with the others."""
     for resource in list(_open):
         _close(resource)
 
@@ -414,7 +414,7 @@ def _close(resource: Closeable) -> None:
 
 @distributed.on_leave
 def _close_all_in_time() -> None:
-    """Closes all resources like `_close_all`, but does not wait longer than a time limit; a thread closes the others.
+    """Closes all resources in separate threads, and waits for these at most until a time limit.
 
     Grain waits without a timeout for its threads, which may wait for slow storage, and the other workers of an elastic
     job wait for this one.

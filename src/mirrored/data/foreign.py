@@ -19,12 +19,12 @@ from mirrored.errors import ArgumentError, InputError, StructureError
 
 
 def comes_from(data: object, package: str) -> bool:
-    """Returns whether the class of an object is defined in a package."""
+    """Returns whether the class of `data` is defined in the given package."""
     return type(data).__module__.partition(".")[0] == package
 
 
 def is_torch_loader(data: object) -> bool:
-    """Returns whether `data` is a PyTorch `DataLoader`, or of a class derived from it."""
+    """Returns whether `data` is an instance of PyTorch's `DataLoader`, without importing PyTorch."""
     return any(one.__name__ == "DataLoader" and one.__module__.startswith("torch.") for one in type(data).__mro__)
 
 
@@ -34,7 +34,7 @@ def has_loader_state(data: object) -> bool:
 
 
 class LoaderIterators:
-    """A factory of the iterators of a PyTorch DataLoader, of which one with persistent workers has a single one.
+    """A factory of iterators over a PyTorch DataLoader; with persistent workers, only the newest one can be read.
 
     With ``persistent_workers=True`` the loader resets the iterator in every epoch, and returns the same one. So only
     the latest iteration can read from it; an earlier one, which may read ahead in its thread, raises an error.
@@ -61,7 +61,7 @@ class LoaderIterators:
 
 
 class _Turn:
-    """One iteration with the only iterator of a DataLoader."""
+    """One pass over a DataLoader that has a single iterator; raises an error once a later pass has begun."""
 
     def __init__(self, owner: LoaderIterators, iterator: Iterator[Any]) -> None:
         self._owner, self._iterator = owner, iterator
@@ -106,7 +106,7 @@ def hugging_face(data: Any, size: int | None, called: str) -> Callable[[], Curso
 
 
 def _in_numpy(data: Any) -> Any:
-    """Returns a Hugging Face dataset with NumPy's format; a transform or the chosen columns of the user stay."""
+    """Sets a Hugging Face dataset's output format to NumPy, and keeps the user's transform and column selection."""
     chosen = getattr(data, "format", None)  # streaming datasets have none
     if not isinstance(chosen, dict):
         return data.with_format("numpy")
@@ -117,7 +117,7 @@ def _in_numpy(data: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _InBatches:
-    """An iterable of the batches of a Hugging Face dataset, in which a list has an item for each example."""
+    """An iterable over the batches of a Hugging Face dataset, in which lists of arrays are stacked."""
 
     data: Any
     size: int
@@ -132,7 +132,7 @@ def _with_stacked_lists(batch: PyTree) -> Element:
 
 
 def _stacked(part: object) -> Any:
-    """Returns an array with a leading dim in place of a list of arrays, as `with_format("numpy")` does."""
+    """Stacks a list of arrays along a new leading dim, as `with_format("numpy")` does; keeps other values."""
     if not isinstance(part, list) or _is_leaf(part):
         return part
     try:
@@ -192,7 +192,7 @@ class ForeignCursor(IterableCursor):
 
 
 class EpochCursor(ForeignCursor):
-    """An iterator over a streaming Hugging Face dataset, whose position is one in the order of an epoch.
+    """An iterator over a streaming Hugging Face dataset; its saved position includes the epoch.
 
     Such a dataset ignores a position of another epoch than its own, and begins.
 
@@ -226,7 +226,7 @@ class EpochCursor(ForeignCursor):
             IterableCursor.set_state(self, state)
 
     def begin_epoch_of(self, state: dict[str, Any]) -> None:
-        """Lets this pass, which has not begun, be one in the epoch of a position."""
+        """Sets the epoch of this pass to that of a saved position; must be called before the first element is read."""
         found = state.get("loader", state)
         self._epoch = found.get("epoch") if isinstance(found, dict) else None
 
@@ -244,7 +244,7 @@ def _converted(value: PyTree, index: int) -> Element:
 
 
 def _is_leaf(part: object) -> bool:
-    """Returns whether `part` is a list of numbers, which becomes an array. Other lists are pytree nodes.
+    """Returns whether `part` is a list of numbers, which becomes an array; other lists are pytree nodes.
 
     PyTorch's default collation returns lists of tensors.
     """

@@ -1,4 +1,4 @@
-"""The global seed of datasets: without a pipeline, so that programs that use none can set it."""
+"""Stores the global seed of datasets, apart from the pipeline, which setting a seed need not import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ seed_lock: Final = threading.Lock()
 
 
 class GlobalSeed:
-    """The global seed, and how many seeds were drawn and functions numbered since it was set.
+    """The global seed, and counters of the seeds and function streams that were derived from it.
 
     Attributes:
         seed: The global seed.

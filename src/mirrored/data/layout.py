@@ -1,4 +1,4 @@
-"""The structure, shapes and dtypes of the latest batch, of which workers without data make empty batches."""
+"""Records the structure of the latest batch, from which workers without data create empty batches."""
 
 from __future__ import annotations
 

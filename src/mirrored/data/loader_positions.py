@@ -19,7 +19,7 @@ from mirrored.errors import ArgumentError
 
 
 class LoaderCursor(ForeignCursor):
-    """An iterator over a loader with a state; its saved position is that state.
+    """An iterator over a loader with `state_dict`; its saved position is the loader's state.
 
     Args:
         data: The loader.
@@ -76,7 +76,7 @@ class LoaderCursor(ForeignCursor):
         super().close()
 
     def begins_at_end(self) -> None:
-        """Notes that the loader may be at the end of an epoch, where an iteration has no element."""
+        """Makes an empty pass begin once more, because the loader may be at the end of an epoch."""
         self._may_be_at_end = True
 
     def get_state(self) -> Any:
@@ -152,7 +152,7 @@ class LoaderCursors:
         return cursor
 
     def spec(self) -> Any:
-        """Returns the spec of the first element read; if none was read, reads one that is not lost.
+        """Returns the spec of the first element; an element that is read for the spec only is not lost.
 
         Raises:
             StopIteration: The loader has no element.

@@ -1,4 +1,4 @@
-"""The positions of files that cannot be read again, such as pipes."""
+"""Represents the missing read positions of files that cannot be read again, such as pipes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class NoPosition:
-    """The part of a position that stands for a file which cannot be read again, such as a pipe.
+    """A placeholder in read positions for a file that cannot be read again, such as a pipe.
 
     Steps compare positions, and keep them until one is saved: an error is raised only for one that leaves the pipeline.
 
@@ -24,10 +24,10 @@ class NoPosition:
 
 
 def checked(position: Any) -> Any:
-    """Returns a position of a pipeline, or of a part of one.
+    """Returns a read position unchanged; raises OSError if the position contains a `NoPosition`.
 
     Raises:
-        OSError: A part of it is a `NoPosition`.
+        OSError: A part of the position is a `NoPosition`.
     """
     parts = [position]
     while parts:

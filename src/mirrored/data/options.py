@@ -241,7 +241,7 @@ class Options:
 
     @property
     def experimental_threading(self) -> ThreadingOptions:
-        """The options `threading`, under TensorFlow's former name."""
+        """The option `threading`, under TensorFlow's former name."""
         return self.threading
 
     @experimental_threading.setter
@@ -250,7 +250,7 @@ class Options:
 
 
 def merged_options(several: Iterable[Options]) -> Options:
-    """Returns new options that contain those of all given ones; of an option that several set, the last value.
+    """Merges several `Options` into a new one; if several set the same option, the last value is used.
 
     Source: `tf.data.Options.merge`, by which datasets combine the options of their inputs. None means: not set.
     """

@@ -262,7 +262,7 @@ class Placer:
         return PerReplica.from_stacked(placed, self.device_assignment)
 
     def _parts(self, rows: HostArray) -> list[HostArray]:
-        """Returns each device's rows of an array ``[replicas, ...]``: one per slot, without a copy where possible."""
+        """Splits an array ``[replicas, ...]`` by device, with one row per replica slot; avoids copies if possible."""
         assert self.device_assignment is not None
         local, parts = self.device_assignment.local, []
         for first in self._firsts:

@@ -65,7 +65,7 @@ class Reader(Protocol):
         ...
 
     def as_of_now(self, state: Any) -> Any:
-        """Returns an earlier result of `get_state` with the datasets' present numbers of passes."""
+        """Returns an earlier result of `get_state` with the pass counters updated to their current values."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ class GlobalBatches:
 
     @property
     def shares_position(self) -> bool:
-        """Whether the iterators of the source share one position."""
+        """Whether all iterators over the dataset share one read position."""
         return self._source.shares_position
 
     def no_examples(self) -> Any:
@@ -116,7 +116,7 @@ class GlobalBatches:
         return empty if empty is None or self._rule != "pad" else (empty, np.zeros(0, bool))
 
     def settle_seeds(self) -> None:
-        """Makes all workers read in one order, that of worker 0's shuffle seeds; called before the first batch."""
+        """Makes all workers use worker 0's shuffle seeds; must be called before the first batch is read."""
         self._source.settle_seeds(self._cursor)
 
     def keep_samples(self) -> None:
@@ -195,7 +195,7 @@ class GlobalBatches:
             )
 
     def _next_batch(self) -> tuple[Element, int, int]:
-        """Returns a batch without the examples to skip, its number of examples, and that number with the skipped ones.
+        """Returns the next batch after skipping examples, and its sizes after and before skipping.
 
         A full batch of which a restored position has used a part is the rest of that batch: it is not dropped.
         """
@@ -240,7 +240,7 @@ class GlobalBatches:
         }
 
     def as_of_now(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns an earlier result of `get_state` with the dataset's present number of passes."""
+        """Returns an earlier result of `get_state` with the pass counter updated to its current value."""
         return {**state, "source": self._source.as_of_now(self._cursor, state["source"])}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -287,7 +287,7 @@ class ElementsInTurn:
 
     @property
     def shares_position(self) -> bool:
-        """Whether the iterators of one of the sources share one position."""
+        """Whether, for at least one of the datasets, all iterators share one read position."""
         return any(source.shares_position for source in self._sources)
 
     def __init__(self, sources: Sequence[Source], num_replicas: int, workers: int = 1) -> None:
@@ -322,7 +322,7 @@ class ElementsInTurn:
         return result, count
 
     def _next(self, index: int) -> Element:
-        """Returns the next element of source `index`; _NOTHING after its end."""
+        """Returns the next element of the dataset with index `index`; the constant _NOTHING at its end."""
         if index in self._ended:
             return _NOTHING
         try:
@@ -357,7 +357,7 @@ class ElementsInTurn:
         }
 
     def as_of_now(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns an earlier result of `get_state` with the datasets' present numbers of passes."""
+        """Returns an earlier result of `get_state` with the pass counters updated to their current values."""
         places = zip(self._sources, self._cursors, state["sources"], strict=True)
         return {**state, "sources": [source.as_of_now(cursor, position) for source, cursor, position in places]}
 
@@ -398,7 +398,7 @@ class ElementsInTurn:
 
 
 def _check_workers(state: dict[str, Any], workers: int, read: int) -> None:
-    """Refuses a position in one worker's own data if another number of workers divides the data.
+    """Raises ArgumentError if a position of workers that read their own data was saved with another worker count.
 
     The positions of all workers can be equal, so that a checkpoint contains only one, which does not show their number.
 

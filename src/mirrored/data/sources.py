@@ -102,17 +102,17 @@ class Source(abc.ABC):
 
     @property
     def regrouped_to(self) -> int | None:
-        """The size of batches by a `rebatch` at the end, which may differ from that at a restored position; or None."""
+        """The batch size of a final `rebatch`, which may differ from that of a restored position; None without one."""
         return None
 
     @property
     def workers(self) -> int:
-        """The number of workers that each read a part of the data of their own; 1 if all read the same data."""
+        """The number of workers that each read their own part of the data; 1 if all read the same data."""
         return 1
 
     @property
     def shares_position(self) -> bool:
-        """Whether the iterators share one position, so that reading from one moves the others."""
+        """Whether all iterators share one read position, so that reading from one moves the others."""
         return False
 
     @property
@@ -153,7 +153,7 @@ class Source(abc.ABC):
         """
 
     def as_of_now(self, cursor: Cursor, state: Any) -> Any:
-        """Returns an earlier position of an iterator with what does not depend on the elements: the number of passes.
+        """Returns an earlier read position with the pass counter updated to the iterator's current value.
 
         A position that belongs to a batch was made when the batch was read ahead.
         """
@@ -162,7 +162,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def settle_seeds(self, cursor: Cursor) -> None:
-        """Makes a new iterator use the same shuffle seeds on all workers, those of worker 0, and the same order.
+        """Makes a new iterator use worker 0's shuffle seeds, so that all workers read in the same order.
 
         A shuffle without a given seed draws a random one, which would differ between the workers.
 
@@ -201,7 +201,7 @@ class _IterableSource(Source):
 
     @property
     def spec(self) -> Any:
-        """The spec of the first element, of which the number of examples can vary.
+        """The spec of the first element, with None for the number of examples.
 
         Raises:
             NoElementError: There is no element.
@@ -269,7 +269,7 @@ class _IterableSource(Source):
 
 @dataclasses.dataclass(frozen=True)
 class _LoaderSource(_IterableSource):
-    """The `Source` of a loader with a state, from which no batch may be read that is not used."""
+    """The `Source` of a stateful loader, from which every batch that is read must also be returned."""
 
     cursors: LoaderCursors = dataclasses.field(kw_only=True)
 
@@ -364,7 +364,7 @@ def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
 
 
 def _of_batches(source: Source, data: object, size: int | None, called: str) -> Source:
-    """Returns a source of data that has batches already; refuses a batch size, which would have no effect."""
+    """Returns a source whose elements are batches; raises ArgumentError if a batch size was given as well."""
     if size is not None:
         raise ArgumentError(
             called,

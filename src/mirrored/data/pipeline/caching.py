@@ -52,7 +52,7 @@ class Cached(OneParent, CursorTransformation):
 
 
 class _CacheCursor:
-    """An iterator over a sequential cache. Before `ignore_errors` an element that raises keeps its place."""
+    """An iterator that fills and reads the in-memory cache of a sequential dataset."""
 
     def __init__(self, node: Cached, run: Run) -> None:
         self._node, self._run = node, run

@@ -86,7 +86,7 @@ class Column:
 
 
 def _number(text: str, floating: bool) -> int | float:
-    """Converts a text to a number like TensorFlow: without Python's ``_`` between digits, and with ASCII digits only.
+    """Parses a number as TensorFlow does: with ASCII digits only, and without ``_`` between digits as in Python.
 
     Raises:
         ValueError: The text is not a number.
@@ -170,7 +170,7 @@ class Format:
 
     @functools.cached_property
     def _quoted(self) -> re.Pattern[str]:
-        """Matches lines whose quotes enclose fields or are doubled inside of them, as TensorFlow requires."""
+        """The regular expression for lines whose quotes enclose fields or are doubled, as TensorFlow requires."""
         separator = re.escape(self.delimiter)
         field = f'(?:"(?:[^"]|"")*"|[^"{separator}]*)'
         return re.compile(f"{field}(?:{separator}{field})*")

@@ -233,11 +233,11 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         return self._then(self._node if size == 0 else steps.Prefetched(self._node, size))
 
     def with_options(self, options: Options) -> Self:
-        """Returns a dataset with the same elements and the given options; those that are not set stay as they were."""
+        """Returns a dataset with the given options; options that are not set in `options` keep their values."""
         return type(self)(self._node, merged_options((self._options, options)))
 
     def options(self) -> Options:
-        """Returns the options that `with_options` has set for this dataset or those it combines."""
+        """Returns the options that were set by `with_options` on this dataset or on the datasets it combines."""
         return self._options
 
     def apply(self, transformation_func: Callable[[Self], S]) -> S:
@@ -275,7 +275,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         return self.iterator(type(self).hand_out)
 
     def iterator(self, hand_out: Callable[[Element], Any]) -> DatasetIterator:
-        """Returns a new iterator over the results of `hand_out(element)` for every element."""
+        """Returns a new iterator that yields `hand_out(element)` for every element."""
         note_iteration()
         return DatasetIterator(self._node, hand_out, type(self).end_error)
 

@@ -155,7 +155,7 @@ class DatasetSource(Source):
         return False
 
     def _source_of_batches(self) -> tuple[IterableSource | None, list[Mapped]]:
-        """Returns the user's iterable if each of its elements becomes a batch, and the functions that make the batch.
+        """Returns the user iterable whose elements `map` turns into batches, or None, and the `map` operations.
 
         The iterable is read again up to a position, its first element, too.
         """
@@ -168,7 +168,7 @@ class DatasetSource(Source):
         return (node if isinstance(node, IterableSource) else None), functions
 
     def _first_size(self, iterator: DatasetIterator, state: dict[str, Any]) -> int | None:
-        """Returns the size of the first batch of the pass of a position; None if reading it could have an effect.
+        """Returns the size of the first batch in a saved position's pass; None if it cannot be read safely.
 
         A second iterator of a user's iterable may share a file handle or a connection with the one that is restored.
         So another one is read only without such a source, and before the position is restored.
@@ -189,7 +189,7 @@ def _first(dataset: Dataset) -> Element | None:
 
 
 def _size_after(functions: Sequence[Mapped], first: Element | None) -> int | None:
-    """Returns the size of the first batch, which these functions make of the first element; None if it is unknown."""
+    """Returns the size of the batch that `functions` produce from the first element; None if it is unknown."""
     if first is None:
         return None
     try:

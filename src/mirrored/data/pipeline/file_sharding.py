@@ -70,7 +70,7 @@ def _rewritten(
     further: Callable[[Node], dict[str, Any]],
     copies: dict[int, Any] | None = None,
 ) -> Any:
-    """Returns a pipeline in which some operations are replaced, and those that read them are copied.
+    """Returns a pipeline with some operations replaced, and with copies of the operations that depend on them.
 
     Args:
         node: The last operation of the pipeline.
@@ -107,7 +107,7 @@ def _copy(
 
 
 def _check_all_have_files(step: Node, called: str) -> None:
-    """Refuses a combination of datasets with files and without: only those with files can be divided by files.
+    """Raises ArgumentError if an operation combines file datasets with others, which cannot be sharded by files.
 
     Pairs of `zip` would not belong together; the others' elements would be read by each worker.
     """
@@ -130,7 +130,7 @@ def _check_all_have_files(step: Node, called: str) -> None:
 
 
 def _check_pairs(inputs: Sequence[Node], called: str) -> None:
-    """Refuses inputs of `zip` whose files do not pair with those of another one that reads lines or records."""
+    """Raises ArgumentError if sharding by files would pair the wrong elements in a `zip` of different file counts."""
     sources = [[step for step in nodes(one) if isinstance(step, FileSource)] for one in inputs]
     counts = sorted({len(source.files) for found in sources for source in found})
     texts = any(
@@ -149,7 +149,7 @@ def _check_pairs(inputs: Sequence[Node], called: str) -> None:
 
 
 def _is_alike(node: Node) -> bool:
-    """Returns whether it does not matter which elements a worker reads: one constant, random numbers, a numbering."""
+    """Returns whether a dataset needs no sharding: it yields one constant, random numbers, or an infinite range."""
     return all(
         isinstance(step, Uniform)
         or (isinstance(step, RangeSource) and step.length >= ENDLESS)
@@ -164,7 +164,7 @@ def _has_files(node: Node) -> bool:
 
 
 def _files_in(node: Node) -> int:
-    """Returns the number of files that a node lists; 0 if it is not a source of files."""
+    """Returns the number of files that a dataset operation lists; 0 if the operation is not a source of files."""
     if isinstance(node, FileSource):
         return len(node.files)
     if isinstance(node, ListSource):

@@ -78,7 +78,7 @@ class FileSource(CursorNode):
 
     @property
     def name(self) -> str:
-        """The operation's name in read positions, which have another form if several files are open at a time."""
+        """The operation's name in saved read positions; differs if several files are read in parallel."""
         return super().name if self.cycle == 1 else f"Parallel{super().name}"
 
     @property
@@ -164,7 +164,7 @@ def open_file(path: str, compression: str, called: str) -> Any:
 
 
 def _inflated(packed: IO[bytes]) -> io.BytesIO:
-    """Decompresses all ZLIB streams of a file, which follow one another.
+    """Decompresses a file of one or several concatenated ZLIB streams.
 
     Raises:
         zlib.error: A stream is damaged, or the last one is incomplete.

@@ -1,4 +1,4 @@
-"""Sequential reading before `ignore_errors`: an element that raises an exception keeps its place.
+"""Sequential operations before `ignore_errors`: elements that raise an exception still count in indices.
 
 Grain's sequential map and batch do not count such an element, so that later elements would have other indices and
 batches than in an indexed pipeline. The iterators here count it. Their saved positions have the formats of Grain's.
@@ -33,7 +33,7 @@ def mapped(parent: Node, run: Run, function: Callable[[int, Element], Element], 
 
 
 class CountingCursor:
-    """An iterator that counts the elements of another one; an element that raises counts if the other one passes it.
+    """Base class of iterators that count a parent iterator's elements, including failed ones that it skips.
 
     Attributes:
         count_key: The name of the count in saved positions.
@@ -45,7 +45,7 @@ class CountingCursor:
         self._parent, self._count = parent, 0
 
     def _read(self) -> Element:
-        """Reads and counts an element."""
+        """Reads and counts the parent iterator's next element."""
         before = self._parent.get_state()
         try:
             element = next(self._parent)
@@ -58,16 +58,16 @@ class CountingCursor:
         return element
 
     def get_state(self) -> Any:
-        """Returns the position of the other iterator, and the count."""
+        """Returns the parent iterator's position, and the count of elements."""
         return {"parent": self._parent.get_state(), self.count_key: self._count}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position that `get_state` returned."""
+        """Moves the parent iterator to a position, and sets the count, that `get_state` returned."""
         self._parent.set_state(state["parent"])
         self._count = state[self.count_key]
 
     def close(self) -> None:
-        """Closes the other iterator."""
+        """Closes the parent iterator."""
         self._parent.close()
 
 
@@ -84,7 +84,7 @@ class _MapCursor(CountingCursor):
 
 
 class FailingReads:
-    """Reads the elements of an iterator, with `Failed` in place of one that raises an exception.
+    """Reads the elements of an iterator, and returns a `Failed` for each element that raises an exception.
 
     Args:
         parent: The iterator. If it raises twice at one position, it cannot go on, and the exception is raised.
@@ -96,7 +96,7 @@ class FailingReads:
         self._failed_at: Any = None  # the iterator's position after the last exception
 
     def read(self) -> Element | Failed:
-        """Reads an element.
+        """Returns the next element, or a `Failed` if reading it raises an exception.
 
         Raises:
             StopIteration: There are no more elements.
@@ -113,12 +113,12 @@ class FailingReads:
             return Failed(error)
 
     def note_move(self) -> None:
-        """Forgets the last exception, because the iterator has been moved."""
+        """Forgets the last exception, because the iterator was moved to another position."""
         self._failed_at = None
 
 
 class BatchCursor:
-    """An iterator over the batches of another iterator's elements; a batch with an element that raises is left out.
+    """An iterator that batches another iterator's elements; for a batch with failed elements, raises the first error.
 
     The iterator raises the exception of the first such element, after all elements of the batch.
 
@@ -149,22 +149,22 @@ class BatchCursor:
         return self._make_batch(elements)
 
     def get_state(self) -> Any:
-        """Returns the position of the other iterator."""
+        """Returns the parent iterator's position."""
         return self._parent.get_state()
 
     def set_state(self, state: Any) -> None:
-        """Moves to a position that `get_state` returned."""
+        """Moves the parent iterator to a position that `get_state` returned."""
         self._parent.set_state(state)
         self._reads.note_move()
         self._ended = False
 
     def close(self) -> None:
-        """Closes the other iterator."""
+        """Closes the parent iterator."""
         self._parent.close()
 
 
 def raise_failed(elements: Sequence[Element | Failed]) -> None:
-    """Raises the exception of the first element that raised one; does nothing if none did."""
+    """Raises the exception of the first `Failed` in `elements`, if there is one."""
     for element in elements:
         if type(element) is Failed:
             raise element.error

@@ -1,4 +1,4 @@
-"""Lets an iterator go on after an interrupt (Ctrl-C) that stopped the computation of an element."""
+"""Lets an iterator continue after an interrupt (Ctrl-C) that stopped the computation of an element."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RestartingCursor:
         self._unmarked: Exception | None = None  # what the last attempt to set a mark raised
 
     def read(self, count: int) -> Element:
-        """Returns the element after the first `count`.
+        """Returns the element with index `count`, i.e. the one after the first `count` elements.
 
         Raises:
             InputError: After an interrupt, the source does not return the elements before it again, or has no position.
@@ -77,14 +77,14 @@ class RestartingCursor:
         return checked(self._reading.get_state())
 
     def get_end(self, count: int) -> Any:
-        """Returns the position after all elements, or the exception of a source without positions (`position_of`)."""
+        """Returns the position after all elements, or the exception raised because the source has no positions."""
         try:
             return self.get_state(count)
         except Exception as error:  # such as: a pipe has no position, and can be read nevertheless
             return error
 
     def set_state(self, state: Any, count: int) -> None:
-        """Moves to a position after `count` elements."""
+        """Restores a read position, which lies after the first `count` elements."""
         self._reading.set_state(state)
         self._mark, self._place, self._unmarked = (count, state), count, None
 
@@ -134,7 +134,7 @@ def _refuse_again(error: Exception) -> InputError:
 
 
 def position_of(end: Any) -> Any:
-    """Returns a position at the end of the data, which `RestartingCursor.get_end` returned.
+    """Returns a position that `RestartingCursor.get_end` returned; raises it if it is an exception.
 
     Raises:
         Exception: The source has no positions.

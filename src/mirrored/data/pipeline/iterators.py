@@ -271,7 +271,7 @@ class DatasetIterator(IteratedAsPython):
             before[0].close()
 
     def first_of(self, state: dict[str, Any]) -> Element:
-        """Reads the first element of the pass of a position in a separate iterator; may raise StopIteration."""
+        """Returns the first element of the pass in which a position was saved; reads it with a separate iterator."""
         seeds = {**self._seeds, **dict(zip(map(id, seeded(self._node)), state["seeds"], strict=True))}
         draws = (state["draws"]["number"], state["draws"]["pass"]) if "draws" in state else self.draws
         cursor = self._node.cursor(self._run(state["iteration"], seeds, True, state.get("keys", 1), draws))
@@ -293,7 +293,7 @@ class DatasetIterator(IteratedAsPython):
         return recorded_of(self._node)
 
     def _check_epochs(self, state: dict[str, Any]) -> None:
-        """Refuses a position in a later epoch if epochs have another length: it would mean another element."""
+        """Raises ArgumentError if a position after the first epoch was saved with epochs of another length."""
         saved = state.get("epochs", self._lengths)  # positions of earlier versions have none
         if saved != self._lengths and not is_in_first_epoch(state, self._node):
             raise ArgumentError(
@@ -306,7 +306,7 @@ class DatasetIterator(IteratedAsPython):
             )
 
     def _check_count(self, state: dict[str, Any]) -> None:
-        """Refuses a position whose next element has been removed from the data; the iteration would end without it.
+        """Raises an error if the data has become shorter, so that the position's next element no longer exists.
 
         A position after the last element is not refused if the data has not changed.
         """
@@ -324,7 +324,7 @@ class DatasetIterator(IteratedAsPython):
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of the operations that decide the order of elements, such as a default `cycle_length`."""
+        """The operations' arguments that decide the order and grouping of elements, such as `cycle_length`."""
         return [one for name in ("arguments", "order", "grouping") for one in self._recorded[name]]
 
     @property
@@ -340,18 +340,18 @@ class DatasetIterator(IteratedAsPython):
 
     @property
     def iteration(self) -> int:
-        """The number of this pass over the dataset, from which random operations derive their order."""
+        """The index of this pass over the dataset, from which random operations derive their order."""
         return self._iteration
 
     @property
     def next_passes(self) -> dict[str, Any]:
-        """The parts of a position that count the passes, also those over other datasets with the same operations."""
+        """The pass counters of a saved position, which include passes over datasets that share operations."""
         following = max(self._functions.next, self.draws[1] + 1)  # less if `set_seed` has restarted the count
         draws = {"number": self.draws[0], "pass": self.draws[1], "next_iteration": following}
         return {"next_iteration": self._epochs.next, "draws": draws}
 
     def begin_as(self, iteration: int, seeds: list[int], draws: tuple[int, int]) -> None:
-        """Replaces the numbers of the pass and the random seeds; must be called before the first element is read."""
+        """Sets the pass numbers and random seeds of this iterator; must be called before the first element is read."""
         self._iteration, self._continues, self.draws = iteration, True, draws
         self._seeds = dict(zip(self._seeds, seeds, strict=True))
         self._epochs.continue_with(iteration + 1, self._seeds)
@@ -420,7 +420,7 @@ class Steps:
 
     @classmethod
     def _combined(cls, node: Node, datasets: Iterable[Steps]) -> Self:
-        """Returns a dataset that combines several, with the options of all of them."""
+        """Returns a dataset that combines several datasets, with the options of all of them."""
         return cls(node, merged_options(one._options for one in datasets))
 
     def _then(self, node: Node) -> Self:

@@ -248,7 +248,7 @@ class Making(Steps):
 
 @dataclasses.dataclass(frozen=True)
 class _Declared:
-    """The parts of the elements that a generator is to yield.
+    """The declared dtypes, shapes and structure of the elements that a generator yields.
 
     Attributes:
         form: The argument that declares them.
@@ -264,7 +264,7 @@ class _Declared:
 
     @property
     def spec(self) -> Any:
-        """The spec of the elements; None if a number of dims is not known."""
+        """The spec of the elements; None if the rank of an array is unknown."""
         if any(shape.rank is None for _, shape in self.parts):
             return None
         return self.structure.unflatten([specs.ArraySpec(shape, dtype) for dtype, shape in self.parts])
@@ -334,7 +334,7 @@ def _dtype(given: Any) -> np.dtype[Any]:
 
 
 def _typed(generator: Callable[..., Any], declared: _Declared) -> Callable[..., Any]:
-    """Wraps a generator function to cast the parts of its elements to dtypes, and to check the shapes that are known.
+    """Wraps a generator function to cast elements to declared dtypes and to check them against declared shapes.
 
     A spec has one number of dims, which is not known here.
     """

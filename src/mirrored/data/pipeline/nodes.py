@@ -61,13 +61,13 @@ class Run:
     uses: tuple[int, ...] = ()
 
     def draws_of(self, step: Node) -> FunctionDraws:
-        """Returns the random numbers of a step's function in this pass."""
+        """Returns the random streams (`FunctionDraws`) of an operation's user function in this pass."""
         number, count = self.draws
         return FunctionDraws(number, (*self.places.get(id(step), (0,)), *self.uses), (count, *self.key))
 
     @property
     def key(self) -> tuple[int, ...]:
-        """The numbers from which random steps derive their order.
+        """The numbers from which random operations derive their order in this pass.
 
         A later `repeat` leaves the key of its first epoch as it is, so that the order does not depend on it. The zero
         without `repeat` keeps the epoch apart from a number that a step appends.
@@ -77,7 +77,7 @@ class Run:
         return (*self.path, *(self.epochs or (0,) * (len(self.path) == 1)))
 
     def epoch(self, number: int) -> Run:
-        """Returns a copy of this `Run` for one repetition of a `repeat`, with another shuffle order."""
+        """Returns a copy of this `Run` for repetition `number` of a `repeat`, with a shuffle order of its own."""
         if self.keys < KEYS:
             return dataclasses.replace(self, path=(*self.path, number))
         return dataclasses.replace(self, epochs=(number, *self.epochs) if number or self.epochs else ())
@@ -131,7 +131,7 @@ class Node(abc.ABC):
 
     @functools.cached_property
     def function_passes(self) -> FunctionPasses:
-        """The passes over the step for the random numbers of its function, if it `draws`."""
+        """The pass counter of the operation's user function, if the function may draw random numbers."""
         return FunctionPasses()
 
     @property
@@ -146,7 +146,7 @@ class Node(abc.ABC):
 
     @property
     def settings(self) -> str:
-        """The arguments (without `size`), as text, that decide which elements come before a saved read position.
+        """The arguments except `size`, as text, that decide which elements come before a saved read position.
 
         Empty if there are none.
         """
@@ -154,7 +154,7 @@ class Node(abc.ABC):
 
     @property
     def arguments(self) -> str:
-        """More arguments that decide which elements come before a read position; earlier versions do not save them."""
+        """Like `settings`, but for arguments that earlier versions of the library do not save in read positions."""
         return ""
 
     @property
@@ -195,7 +195,7 @@ class Node(abc.ABC):
         """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds in the operation's cache file as a dict by `id(operation)`; empty without a file."""
+        """Returns the random seeds in the operation's cache file, keyed by `id(operation)`; empty without a file."""
         return {}
 
     def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
@@ -259,13 +259,13 @@ class IndexedNode(Node):
 
 
 def rows_of(node: Node, run: Run) -> Rows:
-    """Opens an operation that `is_indexed` as a random-access sequence."""
+    """Opens a random-access operation (`is_indexed`) as a sequence of the elements of one pass."""
     assert isinstance(node, IndexedNode)
     return node.open(run)
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """Yields a dataset operation and all operations it depends on, depth first; shared operations several times."""
+    """Yields a dataset operation and all operations it depends on, depth first; repeats shared operations."""
     yield node
     for parent in node.parents:
         yield from nodes(parent)
@@ -289,7 +289,7 @@ class Members(tuple[Node, ...]):
 
     @functools.cached_property
     def _further_uses(self) -> list[int]:
-        """For each dataset, the number of its use if an earlier one contains the same varying operation, or 0."""
+        """For each input dataset: 0, or a number that tells repeated uses of one random operation apart."""
         seen: set[int] = set()
         found, number = [], 0
         for member in self:
@@ -317,7 +317,7 @@ _FURTHER_USES: Final = 2**40  # no `repeat` gets that far
 
 
 def _run_of_input(run: Run, place: int) -> Run:
-    """Returns the `Run` of one input: functions of an operation that is used twice draw other numbers in each use."""
+    """Returns the `Run` of one input, so that a function used in several inputs draws different random numbers."""
     return dataclasses.replace(run, uses=(*run.uses, place)) if place else run
 
 
@@ -327,9 +327,9 @@ def drawing(node: Node) -> list[Node]:
 
 
 def places_of(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
-    """Returns the positions of the steps whose functions may draw random numbers, counted from the source.
+    """Returns the index, from the source, of each step whose function may draw random numbers, by `id(step)`.
 
-    Steps that are added at the end, or that have no function, do not change them.
+    Steps that are added at the end, or that have no function, do not change the indices.
 
     Args:
         node: The pipeline.

@@ -1,4 +1,4 @@
-"""What a saved position contains of the pipeline, to check that it fits the one in which it is restored."""
+"""Describes a pipeline in its saved positions, and checks that a position fits the pipeline that restores it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _grouping_of(node: Node) -> list[str]:
 
 
 def check_recorded(state: dict[str, Any], node: Node, recorded: dict[str, list[str]]) -> None:
-    """Refuses a position of a dataset in which other elements precede it: some would be lost, others used twice.
+    """Raises ArgumentError if the elements before a saved position are different in the dataset that restores it.
 
     Args:
         state: The position.
@@ -108,7 +108,7 @@ def check_recorded(state: dict[str, Any], node: Node, recorded: dict[str, list[s
 
 
 def check_same(saved: list[str], own: list[str]) -> None:
-    """Refuses a position that was saved with other arguments of the pipeline steps.
+    """Raises ArgumentError if a position was saved with other arguments of the pipeline steps.
 
     Raises:
         ArgumentError: The arguments differ.
@@ -128,10 +128,10 @@ def check_same(saved: list[str], own: list[str]) -> None:
 
 
 def _is_in_first_part(state: dict[str, Any], node: Node, saved: list[str], own: list[str]) -> bool:
-    """Returns whether all elements before a position are known to come from the first part of one `concatenate`.
+    """Returns whether a position is certainly in the first dataset of the pipeline's only `concatenate`.
 
-    They do not depend on the number of elements in this part, except for a partial batch, which is its last element. A
-    position that only counts examples is not known.
+    The elements before it do not depend on the number of elements in this part, except for a partial batch, which is
+    its last element. A position that only counts examples is not known.
     """
     step, size = _before_batches(node)
     parts = [int(one.split()[0]) for one in (*saved, *own) if one.endswith(_BEFORE_OTHERS)]
@@ -144,13 +144,13 @@ def _is_in_first_part(state: dict[str, Any], node: Node, saved: list[str], own: 
 
 
 def epochs_of(node: Node) -> list[int]:
-    """Returns the numbers of examples in the epochs of each `repeat` whose positions are indices over all epochs."""
+    """Returns the number of examples per epoch of each random-access `repeat` in a pipeline."""
     repeats = [step for step in nodes(node) if isinstance(step, Repeated) and step.is_indexed]
     return [_before_batches(step.parent)[0].cardinality for step in repeats]
 
 
 def _before_batches(node: Node) -> tuple[Node, int]:
-    """Returns the step before the batches that end a pipeline, and the number of its elements per batch."""
+    """Returns the step before a pipeline's final `batch` steps, and how many of its elements form one batch."""
     size = 1
     while isinstance(node, Batched | Mapping | Prefetched):
         size *= node.size if isinstance(node, Batched) else 1
@@ -159,7 +159,7 @@ def _before_batches(node: Node) -> tuple[Node, int]:
 
 
 def is_in_first_epoch(state: dict[str, Any], node: Node) -> bool:
-    """Returns whether a position is known to be in the first epoch of a `repeat`, both as it was saved and as it is.
+    """Returns whether a position is certainly in the first epoch of `repeat`, by the saved and the present length.
 
     Args:
         state: The position, of a dataset with another number of examples per epoch.
@@ -176,7 +176,7 @@ def is_in_first_epoch(state: dict[str, Any], node: Node) -> bool:
 
 
 def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
-    """Returns whether examples may have been dropped before a position, so that a count of examples does not give it.
+    """Returns whether ``drop_remainder=True`` may have dropped examples before a saved position.
 
     `batch` and others with ``drop_remainder=True`` drop examples at the end of each epoch of a later `repeat`, and of
     the first part of a `concatenate`, another number with another batch size. False if the position is in the first
@@ -206,7 +206,7 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
 
 
 def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
-    """Returns the steps of a `repeat`, and of the first parts of a `concatenate`, whose data may end before a position.
+    """Returns the steps of a `repeat` or `concatenate` whose data may end before a saved position.
 
     `slices` has the lengths of the first parts of an indexed `concatenate`.
     """
@@ -218,7 +218,7 @@ def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
 
 
 def _past_first_parts(node: Node, position: Any) -> set[int]:
-    """Returns the ids of the `concatenate` steps of which a position may be past the first part."""
+    """Returns the ids of the `concatenate` steps in which a position may be past the first dataset."""
     if position is None:  # nothing has been read here
         return set()
     part = position.get("part") if isinstance(position, dict) else None
@@ -244,14 +244,14 @@ def _past_first_parts(node: Node, position: Any) -> set[int]:
 
 
 def _last(node: Node) -> Node:
-    """Returns the last step that does more than mapping."""
+    """Returns the last step of a pipeline that is neither a mapping nor `prefetch`."""
     while isinstance(node, Mapping | Prefetched):
         node = node.parent
     return node
 
 
 def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns whether the first `count` batches surely drop no example, with batches of `size` and of `step.size`."""
+    """Returns whether the first `count` batches certainly drop no example, with batches of `size` or `step.size`."""
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
     if isinstance(repeat, Concatenated):
@@ -270,7 +270,7 @@ def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
 
 
 def refuse_dropped(saved: str, own: str) -> ArgumentError:
-    """Returns the error for a position with another batch size in a dataset that drops the remainder of each epoch."""
+    """Returns the error for restoring a position with another batch size when remainders of epochs are dropped."""
     return ArgumentError(
         "DatasetIterator.set_state",
         found=f"the position was saved with {saved}, this dataset is {own}",

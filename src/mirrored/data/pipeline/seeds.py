@@ -1,4 +1,4 @@
-"""The seeds of random steps, and the numbers of the passes over them, which all datasets that contain a step share."""
+"""Random seeds and pass counters of dataset operations, shared by all datasets that contain the operation."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def seed_of(given: int | None) -> int:
 
 
 def is_older(seed: DrawnSeed, other: int) -> bool:
-    """Returns whether a seed was drawn before another one, which must be drawn, too."""
+    """Returns whether `seed` was drawn before `other`; False if `other` was not drawn automatically."""
     return isinstance(other, DrawnSeed) and seed.serial < other.serial
 
 
 class FunctionPasses:
-    """What a step with a function of the user keeps between passes; all datasets that contain the step share it.
+    """The pass counter and random stream of a step with a user function, shared by all datasets with the step.
 
     Attributes:
         next: The number of the next pass, from 0. The function derives its random numbers from it.
@@ -75,7 +75,7 @@ class FunctionPasses:
         self._resets = -1
 
     def renew(self) -> None:
-        """Begins anew if the global seed has been set since the last pass; requires `seed_lock`."""
+        """Restarts with a new random stream if the global seed was set since the last pass; requires `seed_lock`."""
         if self._resets == GlobalSeed.resets:
             return
         if GlobalSeed.seed is None:
@@ -86,16 +86,16 @@ class FunctionPasses:
         self.number, self.next, self._resets = number, 0, GlobalSeed.resets
 
     def get_state(self) -> tuple[int, int, int]:
-        """Returns the numbers, to undo a change with `set_state`."""
+        """Returns the stream and pass numbers, so that `set_state` can undo later changes."""
         return self.number, self.next, self._resets
 
     def set_state(self, state: tuple[int, int, int]) -> None:
-        """Restores numbers that `get_state` returned."""
+        """Restores the stream and pass numbers that `get_state` returned."""
         self.number, self.next, self._resets = state
 
 
 class FunctionEpochs:
-    """Counts the passes over a dataset for the random numbers of its functions.
+    """Counts the passes over a dataset, from which its user functions derive their random numbers.
 
     Args:
         steps: The passes of its steps with functions, counted from the source.
@@ -110,7 +110,7 @@ class FunctionEpochs:
         return max((step.next for step in self._steps), default=0)
 
     def begin(self) -> tuple[int, int]:
-        """Counts a new pass over the dataset; returns the number of the pipeline, which is not 0, and of the pass.
+        """Counts a new pass over the dataset; returns the pipeline's random-stream number and the pass number.
 
         In a function of another dataset, both depend on the element, not on the threads that call the function.
         """
@@ -128,7 +128,7 @@ class FunctionEpochs:
         return number, count
 
     def continue_with(self, number: int, following: int) -> None:
-        """Sets the number of the pipeline and of the next pass."""
+        """Sets the pipeline's random-stream number and the number of the next pass."""
         with seed_lock:
             for step in self._steps:
                 step.renew()
@@ -137,17 +137,17 @@ class FunctionEpochs:
                 self._steps[0].number = number
 
     def get_state(self) -> list[tuple[int, int, int]]:
-        """Returns the numbers, to undo a change with `set_state`."""
+        """Returns the stream and pass numbers, so that `set_state` can undo later changes."""
         return [step.get_state() for step in self._steps]
 
     def set_state(self, state: Iterable[tuple[int, int, int]]) -> None:
-        """Restores numbers that `get_state` returned."""
+        """Restores the stream and pass numbers that `get_state` returned."""
         for step, numbers in zip(self._steps, state, strict=True):
             step.set_state(numbers)
 
 
 class Passes:
-    """What a random step keeps between passes; all datasets that contain the step share it, as in TensorFlow.
+    """The pass counter and seed of a random step, shared by all datasets that contain the step, as in TensorFlow.
 
     Attributes:
         next: The number of the next pass, from 0. The step derives its order from it.
@@ -160,7 +160,7 @@ class Passes:
 
 
 class Epochs:
-    """Counts the passes over a dataset, and holds the seeds of its random steps for them, in the steps themselves.
+    """Counts the passes over a dataset, and returns the seeds of its random steps.
 
     A pass gets a number that none of the steps has had, so that datasets made of one shuffled dataset, such as
     ``shuffled.take(n)`` in each epoch, have another order in every pass.
@@ -186,20 +186,20 @@ class Epochs:
 
     @property
     def seeds(self) -> dict[int, int]:
-        """The seeds of the steps, by their `id`."""
+        """The seeds of the dataset's random steps, keyed by `id(step)`."""
         return {id(step): step.seed if step.passes.seed is None else step.passes.seed for step in self._steps}
 
     def continue_with(self, number: int, seeds: Mapping[int, int]) -> None:
-        """Sets the number of the next pass over each step, and the seeds of steps by their `id`."""
+        """Sets the number of the next pass in every random step, and the given seeds, keyed by `id(step)`."""
         for step in self._steps:
             step.passes.next = number
             step.passes.seed = seeds.get(id(step), step.passes.seed)
 
     def get_state(self) -> list[tuple[int, int | None]]:
-        """Returns the numbers and the seeds, to undo a change with `set_state`."""
+        """Returns the pass numbers and seeds, so that `set_state` can undo later changes."""
         return [(step.passes.next, step.passes.seed) for step in self._steps]
 
     def set_state(self, state: Iterable[tuple[int, int | None]]) -> None:
-        """Restores numbers and seeds that `get_state` returned."""
+        """Restores the pass numbers and seeds that `get_state` returned."""
         for step, (number, seed) in zip(self._steps, state, strict=True):
             step.passes.next, step.passes.seed = number, seed

@@ -120,7 +120,7 @@ class BufferCursor:
 
 
 def _leave(buffer: list[Any], draw: np.float64) -> Any:
-    """Removes and returns the element that `draw` selects, and moves the last element into its slot."""
+    """Removes and returns the buffer element that `draw` in [0, 1) selects; the last element takes its slot."""
     slot = int(draw * len(buffer))
     buffer[slot], buffer[-1] = buffer[-1], buffer[slot]
     return buffer.pop()
@@ -182,7 +182,7 @@ def _key(seed: int, run: Run, reshuffle: bool) -> tuple[int, ...]:
 
 
 def buffered_order(size: int, buffer_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the order in which a shuffle buffer of `buffer_size` positions returns the indices 0..size-1.
+    """Returns the order in which a shuffle buffer with `buffer_size` slots yields the indices 0 to size - 1.
 
     The buffer holds `buffer_size` positions. Each draw removes a random one and puts the next position in its slot. If
     the buffer is as large as the data, the order is a uniform permutation.

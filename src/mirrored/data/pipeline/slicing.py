@@ -10,7 +10,7 @@ from mirrored.data.pipeline.forgiving import CountingCursor
 
 
 class LimitCursor(CountingCursor):
-    """An iterator over the first `limit` elements of another one, of which an element that raises an exception is one.
+    """An iterator over the first `limit` elements of another one; elements that raise an exception count, too.
 
     Saved positions have the format of Grain's LimitIterDataset, which does not count such an element.
     """
@@ -62,15 +62,15 @@ class StrideCursor:
             raise
 
     def get_state(self) -> Any:
-        """Returns the position of the other iterator, and the number of elements to skip before the next one."""
+        """Returns the parent iterator's position, and the number of elements to skip before the next one."""
         # The key "leave_out" is part of the format of saved positions.
         return {"leave_out": self._to_skip, "parent": self._parent.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position that `get_state` returned."""
+        """Moves the iterator to a position that `get_state` returned."""
         self._to_skip = state["leave_out"]
         self._parent.set_state(state["parent"])
 
     def close(self) -> None:
-        """Closes the other iterator."""
+        """Closes the parent iterator."""
         self._parent.close()

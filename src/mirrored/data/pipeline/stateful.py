@@ -109,7 +109,7 @@ class Given:
 
 
 class NextState(Given):
-    """The function of `reduce`; a list that it returns gets the structure of the state, as in TensorFlow."""
+    """A callable for the function of `reduce`: converts a returned list to the structure of the state."""
 
     def __call__(self, *_: object) -> Any:
         result = super().__call__()
@@ -126,7 +126,7 @@ def _copied(leaf: object) -> Any:
 
 
 def _like(old: Element, new: Element) -> Element:
-    """Casts the next state of a scan to the dtypes of the previous one, after checking that both have one structure."""
+    """Casts the next state of a `scan` to the dtypes of the old state; raises StructureError if structures differ."""
     before: Any = jax.tree.structure(old)
     after: Any = jax.tree.structure(new)
     leaves = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=False))
@@ -141,7 +141,7 @@ def _like(old: Element, new: Element) -> Element:
 
 
 def _can_become(leaf: Any, dtype: np.dtype[Any]) -> bool:
-    """Returns whether a part of a state can be cast; a smaller integer dtype must have room for the numbers."""
+    """Returns whether a leaf of the state can be cast to a dtype; an integer dtype must represent its values."""
     return np.can_cast(_dtype(leaf), dtype, "same_kind") and (dtype.kind not in "iu" or keeps_values(leaf, dtype))
 
 

@@ -106,7 +106,7 @@ def _check_replaceable(folder: Path, called: str) -> None:
 
 
 def _is_stored(path: Path) -> bool:
-    """Returns whether a file is empty or begins like those that `store` writes."""
+    """Returns whether a file is empty or begins with the header that `store` writes."""
     with path.open("rb") as file:
         begin = file.read(_HEAD_OFFSET_BYTES + len(_HEAD_BEGIN))
     return not begin or begin[_HEAD_OFFSET_BYTES:] == _HEAD_BEGIN
@@ -135,7 +135,7 @@ def _written(writer: TFRecordWriter, record: bytes) -> int:
 
 
 def _structure_of(node: Node, first: list[Element], called: str) -> Any:
-    """Returns the structure of the elements; None if there are none and the spec would need one."""
+    """Returns the elements' structure as JSON-like data; None if no element exists from which to infer it."""
     try:
         spec = node.spec
     except NoElementError:  # in a separate run; the run that is stored can have elements
@@ -146,7 +146,7 @@ def _structure_of(node: Node, first: list[Element], called: str) -> Any:
 
 
 def _structure(spec: PyTree, called: str) -> Any:
-    """Converts a spec to JSON-like data, which the file contains."""
+    """Converts the spec of the elements to JSON-like data, which is stored in the file."""
     if isinstance(spec, dict):
         if not all(isinstance(key, str) for key in spec):
             raise StructureError(
@@ -194,7 +194,7 @@ def _pack(element: Element, structure: Mapping[str, Any], out: IO[bytes], called
 
 
 def _text(one: object, called: str) -> bytes:
-    """Returns an item of an array of strings or objects as bytes; strings in UTF-8."""
+    """Converts an item of a string or object array to bytes; encodes strings in UTF-8."""
     if isinstance(one, str):
         return one.encode()
     if isinstance(one, bytes | bytearray):

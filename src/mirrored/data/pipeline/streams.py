@@ -84,7 +84,7 @@ class IterableSource(CursorNode):
         return IterableCursor(self._make, self._convert, self._note_first)
 
     def take_first(self) -> Element | None:
-        """Returns the first element, if it was read again (for a position) since the last call; else None."""
+        """Returns the first element if restoring a position has read it again since the last call; otherwise None."""
         firsts = self._firsts  # type: ignore[attr-defined]
         return firsts.pop() if firsts else None
 
@@ -151,7 +151,7 @@ class _Noting:
         return value
 
     def _after_end(self, raised: type[BaseException]) -> None:
-        """Returns to the element of an interrupt; warns after an error, and raises StopIteration."""
+        """Restarts the iterator if an interrupt ended it; otherwise warns of lost elements and raises StopIteration."""
         if not issubclass(raised, Exception):
             self._raised = raised  # if reading again is interrupted
             self.close()

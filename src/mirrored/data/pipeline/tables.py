@@ -273,7 +273,7 @@ def _columns(defaults: Sequence[Any] | None, head: _Head, places: list[int], cal
 def _wanted_fields(
     select: Sequence[int] | None, exclude: Sequence[int] | None, count: int, called: str
 ) -> tuple[tuple[int, ...] | None, int | None]:
-    """Returns the indices of the fields to read (None: all), and the fields that a line must have (None: any)."""
+    """Returns the indices of the fields to read (None: all), and the required number of fields (None: any)."""
     chosen = list(select) if select is not None else None
     if chosen is not None and exclude is not None:
         rule = "only one of select_cols and exclude_cols can be given"

@@ -224,7 +224,7 @@ class Repeated(OneParent, CursorTransformation):
 
 
 class _RepeatedRows:
-    """Random-access elements of a repeated dataset, which caches the few epochs that were used last."""
+    """Random access to the elements of a repeated dataset; caches the few epochs that were used last."""
 
     def __init__(self, parent: Node, run: Run, count: int) -> None:
         self._parent, self._run = parent, run
@@ -398,7 +398,7 @@ def _padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
 
 
 def _fixed(shape: Sequence[int | None] | None, rank: int) -> list[int | None]:
-    """Returns the dims of a padded shape, with None for those that are padded to the largest."""
+    """Returns the dims of a padded shape, with None for dims that are padded to the largest size."""
     return [None] * rank if shape is None else [None if size in (None, -1) else size for size in shape]
 
 

@@ -11,7 +11,7 @@ from mirrored.data.placement import batch_size
 
 
 class UnbatchCursor:
-    """An iterator over the examples of the batches of another iterator.
+    """An iterator over the single examples in the batches of another iterator.
 
     Saved positions have the format of Grain's FlatMapIterDataset, which returns the examples of a batch again if the
     next one cannot be split.

@@ -48,7 +48,7 @@ class Zipped(Several):
 
 
 class ZipCursor:
-    """An iterator over lists with one element of each of several iterators; ends with the shortest of them.
+    """An iterator that zips several iterators into lists of elements; ends with the shortest iterator.
 
     If one of them raises an exception, the others are read, too, so that the next elements belong together
     (`ignore_errors`). Saved positions have the format of Grain's ZipIterDataset, which does not read the others.
