@@ -47,7 +47,7 @@ class Bridge(Protocol):
         ...
 
     def behind(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
-        """Returns the variable in which `value` stores its content in another form, and the function to that form.
+        """Returns the variable that stores the content of `value`, and a function that converts new values for it.
 
         None: `value` is another object.
         """
@@ -202,7 +202,7 @@ def _behind(leaf: object, bridges: Sequence[Bridge]) -> tuple[Variable, Callable
 
 
 def _check_kept(leaf: object, value: object) -> None:
-    """Raises an error for assigning a number or None in a tree, which would be lost."""
+    """Raises StructureError if assigning to a number or None in a tree would lose a new value."""
     if leaf is None and value is not None:
         raise StructureError(
             "mirrored.assign",
@@ -223,7 +223,7 @@ def _check_kept(leaf: object, value: object) -> None:
 
 
 def _check_assignable(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Raises an error for a tree without variables, to whose arrays or models other values were to be assigned."""
+    """Raises ArgumentTypeError if new values are assigned to a tree that has arrays or models but no variables."""
     if any(isinstance(leaf, Variable) for leaf, _ in pairs):
         return
     for leaf, value in pairs:
@@ -265,14 +265,14 @@ def statistic_of(
 
 
 def _share_out(variable: Variable, value: Any) -> None:
-    """Gives the replicas shares of the initial value of a variable of sums: each has begun with all of it."""
+    """Divides the initial value of a sum-aggregated variable among its replicas, so that they sum to this value."""
     is_sum = variable.aggregation is VariableAggregation.SUM and variable.num_replicas > 1
     if is_sum and ambient().replica is None and not isinstance(value, Tracer) and np.any(np.asarray(value)):
         variable.assign(value)
 
 
 def moved(variable: Variable) -> Variable:
-    """Creates a variable of the current strategy with the options and the value of a variable of another one."""
+    """Creates a copy of a variable in the current strategy, with the same value and options."""
     value = _value_to_move(variable)
     made = Variable(
         value,
@@ -323,7 +323,7 @@ def _read(leaf: object) -> Any:
 
 
 def _map(tree: PyTree, bridges: list[Bridge], whole: Callable[[Bridge, Any, str], Any], one: Callable[..., Any]) -> Any:
-    """Converts a tree: `whole` converts the objects that a bridge converts as a whole, and `one` all other leaves."""
+    """Converts a tree: applies `whole` to the objects that a bridge converts, and `one` to all other leaves."""
 
     def owner(value: object) -> Bridge | None:
         return next((bridge for bridge in bridges if bridge.is_whole(value)), None)
@@ -354,6 +354,6 @@ def _scope(strategy: Strategy | None) -> AbstractContextManager[Any]:
 
 
 def _bridges() -> list[Bridge]:
-    """Returns the bridges of this installation to the frameworks that the program has imported."""
+    """Returns the installed bridges (adapters) to the frameworks that the program has imported."""
     used = [bridge for module, bridge in _BRIDGES.items() if module in sys.modules]
     return [importlib.import_module(bridge).BRIDGE for bridge in used if importlib.util.find_spec(bridge) is not None]

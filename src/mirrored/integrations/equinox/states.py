@@ -42,7 +42,7 @@ class EquinoxBridge:
         return jax.tree.map(lambda leaf: leaf.read_value() if _is_variable(leaf) else leaf, value, is_leaf=_is_variable)
 
     def behind(self, value: object) -> None:
-        """Returns None: each array is replaced by a variable."""
+        """Returns None, because no single variable stores the content of an `equinox.nn.State`."""
 
 
 def _statistic(leaf: Leaf, name: str) -> Any:

@@ -70,7 +70,7 @@ def disconnect() -> None:
 
 
 def _staging(check: Callable[..., None]) -> Callable[..., None]:
-    """Wraps NNX's check of the trace level so that a compiled function can flatten a module in its own trace.
+    """Wraps NNX's trace-level check to allow changes of a module inside a compiled function's own trace.
 
     There the variables stage their assignments, so changes under that trace are safe.
     """
@@ -86,7 +86,7 @@ def _staging(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
-    """Wraps attribute assignment to keep NNX's original check, which rejects assignments in a trace.
+    """Wraps NNX's `__setattr__` to adopt new variables; keeps the check that rejects assignments in a trace.
 
     An attribute set in a trace would be set only once, when the function is traced.
     """
@@ -106,7 +106,7 @@ def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> 
 
 
 def _adopting_modules(from_tree: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function that makes the results of a transform, so that new modules belong to the current scope."""
+    """Wraps NNX's `from_tree` so that modules created by a transform belong to the current strategy."""
 
     @functools.wraps(from_tree)
     def adopting(*args: Any, **kwargs: Any) -> Any:
@@ -146,7 +146,7 @@ class NNXBridge:
         return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
 
     def behind(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
-        """Returns the variable with the data of the random keys of an NNX variable, and `key_data`.
+        """Returns the variable that stores an NNX variable's random keys, and `key_data`, which converts new keys.
 
         In replicas, where keys are derived from the stored ones, and for keys that `nnx.split_rngs` has set, None.
         """

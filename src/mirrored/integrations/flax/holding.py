@@ -72,7 +72,7 @@ def variables_of(value: object) -> Iterable[tuple[tuple[Any, ...], Any]]:
 
 
 def variables_in_state(state: State[Any, Any]) -> list[tuple[tuple[Any, ...], Any]]:
-    """Returns (path, variable) pairs for the NNX variables in a state, which also has a module's plain arrays."""
+    """Returns (path, variable) pairs for the NNX variables in a state; omits plain arrays."""
     return [(path, leaf) for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, nnx.Variable)]
 
 

@@ -64,7 +64,7 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_constants(model: PyTree, result: T) -> T:
-    """Tells the open tapes that they do not differentiate an optimizer's update, and returns `result`."""
+    """Tells open gradient tapes to treat the updated parameters as constants, and returns `result`."""
     if ambient().listeners:
         for variable in jax.tree.leaves(model, is_leaf=_is_nnx_variable):
             content = held(variable) if isinstance(variable, nnx.Param) else None
@@ -74,7 +74,7 @@ def _as_constants(model: PyTree, result: T) -> T:
 
 
 def _filled(grads: PyTree, parameters: PyTree) -> PyTree:
-    """Returns the gradients with zeros for None: a parameter that the loss does not use, as `nnx.grad` returns it."""
+    """Replaces None gradients, which belong to parameters that the loss does not use, with zeros."""
     return jax.tree.map(
         lambda gradient, parameter: jnp.zeros(parameter.shape, parameter.dtype) if gradient is None else gradient,
         grads,
@@ -84,7 +84,7 @@ def _filled(grads: PyTree, parameters: PyTree) -> PyTree:
 
 
 def _check_belongs(model: PyTree, grads: PyTree) -> None:
-    """Raises an error if the parameters of a model are arrays that no optimizer can update in `run`.
+    """Raises ContextError if a model's parameters are plain arrays where an update requires a strategy's variables.
 
     Gradients of a tape with respect to arrays are None, which optax does not accept. The replicas of a run get copies
     of a model that is an argument of `run`, and each would update its own copy, by the gradients of its own batch.

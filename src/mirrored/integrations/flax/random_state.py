@@ -1,4 +1,4 @@
-"""Random state of NNX modules: one stored key for all replicas, and the keys that `nnx.split_rngs` puts in its place.
+"""Random state of NNX modules: keys stored once for all replicas, and temporary keys set by `nnx.split_rngs`.
 
 `nnx.split_rngs` and `nnx.fork_rngs` write other keys and counts into the random state of a module, often arrays of
 them, and `nnx.restore_rngs` writes the original ones back. A mirrored variable has one shape, and the replicas' new
@@ -27,7 +27,7 @@ _REPLICAS: Final = np.uint32(0xFFFFFFFF)
 
 
 class ReplicaKey:
-    """JAX random keys that are stored once for all replicas; each replica that reads them gets keys of its own.
+    """JAX random keys that are stored once for all replicas; a read returns different keys on each replica.
 
     In replica context, reading returns `jax.random.fold_in` of each key, a tag and the replica number. So replicas
     draw different random numbers, independent of the device assignment. The first replica, and code outside `run`, gets
@@ -69,7 +69,7 @@ class ReplicaKey:
 
 
 def key_data(value: object) -> jax.Array:
-    """Returns the data of random keys.
+    """Returns the raw integer data of an array of typed JAX random keys.
 
     Raises:
         ArgumentTypeError: `value` is no array of typed keys.
@@ -102,7 +102,7 @@ def in_replicas() -> bool:
 
 
 class _Outside:
-    """Stands for the code outside of runs and compiled functions, as the place where a value was borrowed."""
+    """Sentinel for temporary values that were set outside of runs and compiled functions."""
 
 
 _Stacks = weakref.WeakKeyDictionary[Any, dict["int | None", list[Any]]]
@@ -207,7 +207,7 @@ def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def restoring(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `nnx.restore_rngs`, so that its assignments to random states discard the temporary values."""
+    """Wraps `nnx.restore_rngs` to discard the temporary values that `nnx.split_rngs` has set."""
     return _during("restoring", function)
 
 

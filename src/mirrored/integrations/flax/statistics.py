@@ -1,4 +1,4 @@
-"""Statistics of all replicas: those of `BatchNorm` of NNX and Linen, `nnx.SpectralNorm` and `nnx.metrics.Welford`."""
+"""Statistics over all replicas for `BatchNorm` of NNX and Linen, `nnx.SpectralNorm` and `nnx.metrics.Welford`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _with_mask(
 
 
 def _over_replicas(layer: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the computation of a batch's mean and variance: in a run, an axis name stands for all replicas.
+    """Wraps Flax's computation of mean and variance so that, in a run, an axis name stands for all replicas.
 
     Each replica's sums are weighted by their number of elements, so uneven per-replica batches give the statistics of
     the global batch.
@@ -111,7 +111,7 @@ def _over_replicas(layer: str, compute: Callable[..., Any]) -> Callable[..., Any
 
 
 def _is_bound(axis_name: Any) -> bool:
-    """Returns whether an axis name belongs to a transform of JAX inside the run, such as `jax.vmap`."""
+    """Returns whether an axis name is bound by a JAX transform inside the run, such as `jax.vmap`."""
     try:
         jax.lax.psum(1, axis_name)
     except NameError:
@@ -157,7 +157,7 @@ def _global_statistics(
 
 
 def _of_all_replicas(init: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the ``__init__`` of a class whose state is mirrored.
+    """Wraps the ``__init__`` of a layer or metric so that its state is mirrored over the replicas.
 
     The mean of `Welford` is no sum over replicas, so its state is that of all replicas, however it is read: by
     `compute`, by `mirrored.unmirror`, in a copy or a checkpoint. `SpectralNorm` computes its state from its kernel

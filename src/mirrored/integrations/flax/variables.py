@@ -64,7 +64,7 @@ def connect_variables() -> None:
 
 
 def _child(variable: NNXVariable[Any]) -> Any:
-    """Returns what NNX flattens the variable to: the `mirrored.Variable` behind it if there is one, not its value."""
+    """Returns the object to which NNX flattens a variable: its backing `mirrored.Variable` if any, not its value."""
     content = held(variable)
     if isinstance(content, ReplicaKey):
         return value_of(content)
@@ -73,7 +73,7 @@ def _child(variable: NNXVariable[Any]) -> Any:
 
 
 def _write(variable: NNXVariable[Any], value: object) -> None:
-    """Handles every assignment to an NNX variable's slot."""
+    """Implements assignment to an NNX variable: stores the value in the backing `mirrored.Variable`, if any."""
     content = held(variable)
     if not is_ours(content):
         if value is not content:
@@ -131,7 +131,7 @@ def _name_of(content: Variable | ReplicaKey) -> str:
 
 
 def _adopting(make: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the constructor, so that in a strategy's scope a `mirrored.Variable` is created behind the NNX variable."""
+    """Wraps the constructor of `nnx.Variable` to create a backing `mirrored.Variable` in a strategy's scope."""
 
     @functools.wraps(make)
     def adopting(self: NNXVariable[Any], *args: Any, **kwargs: Any) -> None:
@@ -143,7 +143,7 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the constructor that NNX calls to unflatten a variable.
+    """Wraps the constructor that NNX calls to unflatten a variable; in a transform, the copy holds a plain value.
 
     Inside a transform the new variable gets the plain value, so it is a copy. NNX propagates its changes to the
     original variable when the transform returns.
@@ -157,7 +157,7 @@ def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `__getattr__`, so that attributes other than metadata are those of the value."""
+    """Wraps `nnx.Variable.__getattr__` so that attributes other than metadata are looked up on the value."""
 
     @functools.wraps(forward)
     def forwarding(self: NNXVariable[Any], name: str) -> Any:

@@ -60,7 +60,7 @@ def device_for(strategy: Strategy | None, called: str) -> Any:
 
 
 def on_host(batch: Array | HostArray | JAXSparse) -> HostArray:
-    """Returns a batch of `fit` as a dense NumPy array that no other code refills.
+    """Returns a batch of `fit` as a dense NumPy array whose memory no other code overwrites.
 
     Keras makes a JAX sparse array of each batch of a SciPy sparse matrix.
 
@@ -73,12 +73,12 @@ def on_host(batch: Array | HostArray | JAXSparse) -> HostArray:
 
 
 def as_dense(batch: Array | HostArray | JAXSparse) -> HostArray:
-    """Returns an array of a batch as a NumPy array; a sparse one, which cannot be split over devices, densely."""
+    """Converts an array of a batch to a dense NumPy array; a sparse array cannot be split over devices."""
     return np.asarray(batch.todense() if isinstance(batch, JAXSparse) else batch)
 
 
 def is_divisible(batch: HostArray, sharding: NamedSharding) -> bool:
-    """Returns whether an array of a batch has rows that the devices of a sharding divide."""
+    """Returns whether the number of rows of an array is divisible by the number of devices of a sharding."""
     return batch.ndim > 0 and batch.shape[0] % sharding.mesh.size == 0
 
 
@@ -136,7 +136,7 @@ def _on_device(variable: KerasVariable, device: jax.Device) -> Any:
 
 
 def _same_component(made: Variable) -> Any:
-    """Returns a statistic's component if it is bit-identical on all replicas, otherwise None.
+    """Returns the value of a per-replica statistic if it is bit-identical on all replicas, otherwise None.
 
     The mean of equal components can differ from them in the last bit.
     """
@@ -192,7 +192,7 @@ def across_workers(
 
 
 def _of_parts(host: HostArray, parts: Parts, sharding: NamedSharding, device_assignment: DeviceAssignment) -> Any:
-    """Returns the global batch of which a worker has the rows of its own replicas.
+    """Builds a global batch from the rows that this worker has for its own replicas.
 
     JAX infers the global size from those of one worker, so the parts must be equal. Rows of uneven parts are gathered.
     """

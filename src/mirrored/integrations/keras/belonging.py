@@ -172,7 +172,7 @@ def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _adding_in_scope(add_weight: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Layer.add_weight`: weights that a layer adds after the scope join its others, as those of `enable_lora`.
+    """Wraps `Layer.add_weight` so that weights added after the scope, as by `enable_lora`, join the layer's strategy.
 
     `quantize` deletes the weights before it adds others, so the layer notes the strategy.
     """

@@ -1,4 +1,4 @@
-"""Builds Keras optimizers inside runs: once for all replicas, also if `build` assigns variables."""
+"""Builds Keras optimizers inside `run` once for all replicas, even if `build` assigns variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ keras = load()
 
 
 def with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
-    """Returns an optimizer and those that it wraps (`LossScaleOptimizer`, `MultiOptimizer`)."""
+    """Returns a list of an optimizer and all optimizers that it wraps (`LossScaleOptimizer`, `MultiOptimizer`)."""
     parts = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     inner = [one for one in parts if isinstance(one, keras.optimizers.Optimizer)]
     return [optimizer, *(part for one in inner for part in with_wrapped(one))]
@@ -29,7 +29,7 @@ def with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
 
 @contextlib.contextmanager
 def built_once(optimizer: Optimizer) -> Iterator[None]:
-    """Lets `build` assign variables once, before the run: `ScheduleFreeAdamW` copies the variables into its slots.
+    """Context manager in which `build` runs once, outside of the run, and reads and assigns stored variable values.
 
     Assignments in the run would be part of the compiled step, which repeats them, and would be those of one replica.
     So the block reads and assigns the storage. The run or function is told of the new variables afterwards.
@@ -53,14 +53,14 @@ def built_once(optimizer: Optimizer) -> Iterator[None]:
 
 
 class _StoredReads:
-    """Listener that refuses reads of variables that the run or function has assigned: the storage has other values."""
+    """A listener that raises an error if `build` reads a variable that the run has assigned but not yet stored."""
 
     def __init__(self, called: str, store: VariableStore) -> None:
         self._called = called
         self._store = store
 
     def on_read(self, variable: Any, value: jax.Array) -> jax.Array:
-        """Returns the value of a variable, or raises ContextError."""
+        """Returns `value`; raises ContextError if the run or compiled function has assigned the variable."""
         stored = getattr(variable, "mirrored", variable)
         if stored is not None and self._store.is_assigned(stored):
             raise ContextError(
@@ -72,18 +72,18 @@ class _StoredReads:
         return value
 
     def on_write(self, variables: Sequence[Any]) -> None:
-        """Has no effect."""
+        """Does nothing, because `build` may assign variables."""
 
     def on_reassign(self, variable: Any, value: object) -> None:
-        """Has no effect."""
+        """Does nothing, because `build` may assign variables."""
 
     def tracks(self, value: object) -> bool:
-        """Returns False: it records nothing."""
+        """Returns False, because this listener records no values."""
         return False
 
 
 def _unbuilding(optimizer: Optimizer) -> Callable[[], None]:
-    """Returns a function that makes an optimizer what it is now, for a build that fails: not built, without slots."""
+    """Returns a function that restores an optimizer's present state (unbuilt, without slots) if a `build` fails."""
     before = {id(one): (one.built, len(own_variables(one))) for one in with_wrapped(optimizer)}
 
     def undo() -> None:

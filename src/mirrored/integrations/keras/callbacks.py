@@ -127,10 +127,10 @@ def _is_shared(model: Model) -> bool:
 
 
 def _write(callback: BackupAndRestore, save: Callable[..., None]) -> None:
-    """Makes Keras write the backup to temporary names, records the batch in it, and renames it.
+    """Writes a backup to temporary files, adds the batch and data position, and renames the files at the end.
 
     Raises:
-        CheckpointError: It cannot be written. The previous backup is unchanged.
+        CheckpointError: The backup cannot be written. The previous backup is unchanged.
     """
     weights, metadata = backup_paths(callback)
     beside = [one.with_name(f"new.{one.name}") for one in (weights, metadata)]
@@ -180,13 +180,13 @@ def _get_note(file: h5py.File) -> str | None:
 
 
 def _read_along(callback: BackupAndRestore) -> None:
-    """Joins the collectives with which the backup of another worker reads variables that are means over replicas."""
+    """Joins the collectives of another worker's backup, by saving the weights to a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         callback.model.save_weights(os.path.join(folder, "unused.weights.h5"))
 
 
 def _ending(end: Callable[..., None]) -> Callable[..., None]:
-    """Removes the backup once for all workers, which wait until it is removed."""
+    """Wraps `BackupAndRestore.on_train_end`: one worker removes the backup, and the others wait for the removal."""
 
     @functools.wraps(end)
     def ending(self: BackupAndRestore, logs: dict[str, Any] | None = None) -> None:
@@ -200,7 +200,7 @@ def _ending(end: Callable[..., None]) -> Callable[..., None]:
 
 
 def _noted(callback: BackupAndRestore) -> dict[str, Any] | None:
-    """Returns the epoch and batch that the backup records, or None if there is no backup."""
+    """Returns the epoch, batch and data position that a backup records; None if there is no backup."""
     weights, metadata = backup_paths(callback)
     if weights.is_file():
         with h5py.File(weights) as file:
@@ -267,7 +267,7 @@ def _whole(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replaceable(filepath: object, overwrite: bool) -> Path | None:
-    """Returns the path if a local file can be replaced there, otherwise None: Keras handles the other cases."""
+    """Returns the path of a local model file that may be replaced atomically; None for other destinations."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in os.fspath(filepath):
         return None
     path = Path(filepath)
@@ -293,7 +293,7 @@ def _summary(callback: TensorBoard) -> Any:
 
 
 def _without_graph(write: Callable[..., None]) -> Callable[..., None]:
-    """Omits the model's graph, which would need a format of TensorFlow."""
+    """Wraps the method that writes the model's graph to skip it, because its file format requires TensorFlow."""
 
     @functools.wraps(write)
     def without_graph(self: TensorBoard) -> None:

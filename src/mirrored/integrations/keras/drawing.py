@@ -1,4 +1,4 @@
-"""Random streams in Keras' own training steps: the layers of a model may call `tf.random.normal` and similar functions.
+"""Lets layers call `tf.random.normal` and similar functions in Keras' own training steps.
 
 A stream is a variable, but not one of the model's weights, so its state is not part of the state that Keras passes from
 step to step. Instead, each step receives a new key of every stream that it draws from, as an input besides the batch.
@@ -66,7 +66,7 @@ class StepKeys:
 
 
 def _started(words: Any, number: int) -> Any:
-    """Returns the state of a stream at its first draw: a key derived from all of `words`, and a counter.
+    """Returns a random stream's initial state in a step: a key derived from `words`, and a counter.
 
     The counter depends on the number of the step alone: operations with their own seed use it, but not the key.
     """
@@ -142,7 +142,7 @@ class DrawingStep:
         self._streams: list[Variable] = []
 
     def __call__(self, state: PyTree, data: PyTree) -> Any:
-        """Runs the step on a batch, with new keys; traces it again for each stream that it meets first."""
+        """Runs the step on a batch with new keys; traces the step again whenever it uses another random stream."""
         words: list[Any] = []
         while True:
             words += [_new_words(stream) for stream in self._streams[len(words) :]]

@@ -53,7 +53,7 @@ class CommitsSteps(Protocol):
         ...
 
     def commit(self) -> None:
-        """Ends a training step."""
+        """Ends a training step, and takes a snapshot of the state if one is due."""
         ...
 
 
@@ -95,7 +95,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 self._again = begin_snapshot(self._changed_again()).finish()
 
     def _changed_again(self) -> Checkpoint:
-        """Returns what `fit` and the other callbacks change between `on_train_begin` and the continuation of `fit`.
+        """Returns a checkpoint of the state that changes between `on_train_begin` and the resumption of `fit`.
 
         `fit` resets the metrics when an epoch begins.
         """
@@ -104,7 +104,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
         return Checkpoint(model=model, metrics=metrics) if self._place.is_repeated else Checkpoint(metrics=metrics)
 
     def _restore_again(self) -> None:
-        """Restores, when `fit` continues, what was changed since `on_train_begin`."""
+        """Restores, when `fit` resumes, the state that was changed since `on_train_begin`."""
         again, self._again = self._again, None
         if again is not None:
             restore_snapshot(self._changed_again(), again)
@@ -140,7 +140,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
         self._has_unseen_end = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Commits the last epoch."""
+        """Commits the end of the last epoch."""
         self._restore_again()
         if self._has_unseen_end:
             self._commit(_TRAIN_END)
@@ -178,7 +178,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 _update(callback, (self._others or {}).get(name, {}))
 
     def others(self) -> Iterator[tuple[str, Any]]:
-        """Yields the history and the user's other callbacks, with their names."""
+        """Yields (name, callback) pairs for the history and the user's other callbacks."""
         yield _HISTORY, self.fit_model.history
         here = position()
         for number, callback in enumerate([] if here is None else here.callbacks):
@@ -187,7 +187,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
 
 
 class _Place:
-    """The epoch, the step, and the position in the data of a `fit`, as a position that a checkpoint saves."""
+    """The position of a `fit` call (epoch, step, position in the data), which a checkpoint can save."""
 
     def __init__(self, callback: FitCallback) -> None:
         self.epoch = self.steps = 0
@@ -199,18 +199,18 @@ class _Place:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether the other callbacks repeat a method, when `fit` continues, whose effects are in the snapshot."""
+        """Whether a resumed `fit` repeats a callback method whose effects the snapshot already contains."""
         return self.moment != _TRAIN_BEGIN
 
     def begin(self, here: FitPosition) -> None:
-        """Takes the place at which `fit` begins, which a `BackupAndRestore` may have set."""
+        """Takes over the position at which `fit` begins, which a `BackupAndRestore` callback may have set."""
         self._here = here
         self.steps, data = here.restored
         self.epoch = initial_epoch(self._callback.fit_model)
         self._data = lambda: data
 
     def step(self, steps: int) -> None:
-        """Records how many steps of the epoch are done."""
+        """Records the number of completed steps of the epoch."""
         self.steps, self.moment = steps, _BATCH_END
         self._data = lambda: self._here.get_state(steps, is_shared=False)
 
@@ -228,7 +228,7 @@ class _Place:
         return {**place, "data": self._data(), "others": others}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Makes `fit` continue at another place."""
+        """Makes `fit` continue at a position that `get_state` returned."""
         data = state["data"]
         self.epoch, self.steps, self.others = state["epoch"], state["steps"], state["others"]
         self.moment = state["moment"]
@@ -259,10 +259,10 @@ def _plain_attributes(callback: Any) -> dict[str, Any]:
 
 
 def _encoded(value: Any) -> Any:
-    """Converts plain data to what a checkpoint can save as a position.
+    """Converts plain data to a form that a checkpoint can save as part of a position.
 
     Raises:
-        TypeError: It contains something else.
+        TypeError: The value contains something else.
     """
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
         return _encoded_array(value)

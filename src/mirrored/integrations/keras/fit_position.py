@@ -52,14 +52,14 @@ _WORKERS: Final = "__workers__"
 
 
 class _RandomState(Protocol):
-    """A global random state, from which Keras draws the order of a pass."""
+    """Protocol of access to a global random state, from which Keras draws the order of a pass."""
 
     def get(self) -> Any:
-        """Returns the state as JSON-like data; None if its kind is unknown."""
+        """Returns the random state as JSON-like data; None if the kind of the generator is unknown."""
         ...
 
     def set(self, state: Any) -> None:
-        """Restores a state."""
+        """Restores a random state that `get` returned."""
         ...
 
 
@@ -91,7 +91,7 @@ _PYTHON: Final = _OfPython()
 
 
 def _random_state(adapter: Any) -> _RandomState | None:
-    """Returns the random state from which Keras draws the order of the data; None if it draws none in this thread."""
+    """Returns the global random state that decides the order of the data; None if this thread draws no order."""
     if isinstance(adapter, ArrayDataAdapter):
         return _NUMPY if shuffles_arrays(adapter) else None
     if isinstance(adapter, PyDatasetAdapter) and adapter.shuffle and adapter.enqueuer is None:
@@ -110,7 +110,7 @@ def _has_unknown_order(adapter: Any) -> bool:
 
 @dataclasses.dataclass
 class _Resumption:
-    """How the first epoch of a resumed `fit` begins.
+    """Describes how a resumed `fit` begins: batches done, batches to read again, and random state.
 
     Attributes:
         first: The number of steps of the epoch before the backup.
@@ -145,7 +145,7 @@ class FitPosition:
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the iterator over the training data, which is the first that `fit` resets; ignores later iterators."""
+        """Stores the first iterator it is called with, which reads the training data; ignores later iterators."""
         if self._iterator is None:
             self._iterator = iterator
 
@@ -216,7 +216,7 @@ class FitPosition:
                 batches.begin_anew()
 
     def take(self, iterator: EpochIterator) -> _Resumption | None:
-        """Removes and returns the position at which a resumed epoch continues; None for an epoch from the start."""
+        """Removes and returns the position at which a resumed epoch continues; None if it begins at the start."""
         if iterator is not self._iterator:
             return None
         resumption, self._resumption = self._resumption, None
@@ -237,7 +237,7 @@ def _batches(iterator: Any) -> KerasBatches | None:
 
 
 def _of_all_workers(state: Any, is_shared: bool) -> Any:
-    """Returns the position of the dataset, or those of all workers if they differ, as each reads its own data."""
+    """Returns the position common to all workers, or the positions of all if each worker reads its own data."""
     if not is_shared:
         return state
     everyone = host_allgather("BackupAndRestore", "collect the data positions of all workers", state)
@@ -246,7 +246,7 @@ def _of_all_workers(state: Any, is_shared: bool) -> Any:
 
 
 def _restored(batches: KerasBatches, state: Any, passed: int) -> bool:
-    """Restores the position of a dataset. Returns False if `state` does not fit it."""
+    """Restores the position of a dataset; returns False if `state` does not fit the dataset."""
     if isinstance(state, dict) and state.keys() == {_WORKERS}:
         workers = distributed.num_processes() if distributed.is_connected() else 1
         here = distributed.this_process() if distributed.is_connected() else 0
@@ -292,7 +292,7 @@ def _noting(reset: Callable[..., None]) -> Callable[..., None]:
 
 
 def _drawing(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the generator over a pass, which draws its order at the first batch, so that it ends with the data."""
+    """Wraps Keras' batch generators to record and restore the random state from which a pass draws its order."""
 
     @functools.wraps(read)
     def drawing(self: Any, *args: Any) -> Iterator[Any]:
@@ -359,7 +359,7 @@ def _with_position(fit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flat(callbacks: Any) -> list[Any]:
-    """Returns the callbacks in the argument of `fit`: one, a list, or a `CallbackList`."""
+    """Returns a list of the callbacks passed to `fit`, which may be None, one callback, a list or a `CallbackList`."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     if isinstance(callbacks, (list, tuple)):

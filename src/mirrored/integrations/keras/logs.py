@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NotedResults:
-    """Records the results of metrics that replicas compute in a step, to recognize the logs that are such results.
+    """Records the metric results that replicas compute in a step, to recognize which logs are metric results.
 
     A log is a metric's result if, in every replica, it is an array of the result: the same Python object.
     """
@@ -33,7 +33,7 @@ class NotedResults:
         self._logs: dict[str, tuple[Metric, int] | None] = {}
 
     def note(self, metric: Metric, result: PyTree) -> None:
-        """Stores a metric's result, which keeps the identities of its arrays."""
+        """Stores the arrays of a metric's result, to recognize them among the logs later."""
         self._returned += [(metric, index, leaf) for index, leaf in enumerate(jax.tree.leaves(result))]
 
     def watching(self, step: Callable[[PyTree], Any]) -> Callable[[PyTree], Any]:
@@ -53,7 +53,7 @@ class NotedResults:
         return next(((metric, index) for metric, index, result in self._returned if result is value), None)
 
     def aggregated(self, logs: PyTree) -> PyTree:
-        """Returns the logs of all replicas, in which the results of metrics are those over all replicas.
+        """Returns the logs with each metric result replaced by the metric's result over all replicas.
 
         Context: cross-replica.
         """
@@ -75,7 +75,7 @@ def _is_distributed(value: object) -> bool:
 
 @contextlib.contextmanager
 def noted_results(model: Model) -> Iterator[NotedResults]:
-    """Notes the results of a model's metrics in a ``with`` block, by wrappers of the objects' `result` methods."""
+    """Context manager that records the results of a model's metrics, by wrapping their `result` methods."""
     noted = NotedResults()
     wrapped = [metric for metric in model.metrics if "result" not in vars(metric)]
     try:

@@ -1,4 +1,4 @@
-"""The Keras loop in progress (`fit`, `evaluate`, `predict`), and how its batches reach a TensorFlow-style step.
+"""Tracks the current Keras loop (`fit`, `evaluate`, `predict`), and passes its batches to TensorFlow-style steps.
 
 Keras gives such a step batches on the host, which are split over the replicas here. With several workers, all of them
 read the same batches, or, from a distributed dataset, each one those of its own replicas.
@@ -34,7 +34,7 @@ _GLOBAL_BATCH: Final = "pass batches, whose arrays have one row per example"
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """How the rows of this worker's batch are divided among its replicas.
+    """The division of the rows of this worker's batch among its replicas.
 
     Attributes:
         sizes: The number of rows of each replica of this worker.
@@ -54,7 +54,7 @@ class Source(Protocol):
 
 @dataclasses.dataclass
 class Loop:
-    """A call of `fit`, `evaluate`, `predict` or a function of one batch.
+    """A call of `fit`, `evaluate`, `predict`, or a single-batch method such as `train_on_batch`.
 
     Attributes:
         called: The name of the method.
@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 class InProgress(Generic[T]):
-    """A context variable with a weak reference to the call that is in progress.
+    """A context variable with a weak reference to the call in progress.
 
     Threads that read a dataset ahead have a copy of the reader's context variables. A strong reference to a call that
     holds the iterator would keep the iterator alive as long as its own threads, and these end with the iterator.
@@ -92,7 +92,7 @@ class InProgress(Generic[T]):
 
     @contextlib.contextmanager
     def within(self, call: T) -> Iterator[None]:
-        """Makes a call the one in progress in a ``with`` block."""
+        """Context manager that marks a call as the one in progress."""
         token = self._variable.set(weakref.ref(call))
         try:
             yield
@@ -104,7 +104,7 @@ _current: Final = InProgress[Loop]("mirrored.keras_loop")
 
 
 def within_loop(loop: Loop) -> AbstractContextManager[None]:
-    """Makes a loop the one in progress in a ``with`` block; a callback or the validation of `fit` calls another one."""
+    """Context manager that marks a loop as in progress; a nested loop, as for validation in `fit`, replaces it."""
     return _current.within(loop)
 
 
@@ -115,7 +115,7 @@ def called_method(default: str) -> str:
 
 
 def placement_for(device_assignment: DeviceAssignment | None) -> Callable[[PyTree], Any]:
-    """Returns the function that splits a batch of the loop in progress over the replicas, onto their devices.
+    """Returns a function that splits a batch of the current loop over the replicas and moves it to their devices.
 
     It raises StructureError for a batch that cannot be split: a leaf is a scalar, or has another number of rows.
     """
@@ -158,7 +158,7 @@ def connect_loops() -> None:
 
 
 def _in_step(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function that begins a pass over the data.
+    """Wraps Keras' `_get_iterator` so that a TensorFlow-style step gets host batches that were not read ahead.
 
     On accelerators, Keras reads one batch ahead to copy it to the first device. A TensorFlow-style step takes it from
     the host to all devices, and a backup stores the position after the last batch that was read.

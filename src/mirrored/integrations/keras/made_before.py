@@ -22,7 +22,7 @@ _MADE_BEFORE: Final = "_mirrored_made_before"  # an attribute of adopted variabl
 
 
 def connect_made_before() -> None:
-    """Patches `Variable._value`, which existing Keras variables store in their instances, to adopt them when used."""
+    """Patches `Variable._value` to adopt Keras variables created before the patch when they are first used."""
     replace("keras", KerasVariable, "_value", KerasValue(adopt_if_observed))
 
 
@@ -37,13 +37,13 @@ def adopt_if_observed(variable: KerasVariable) -> bool:
 
 
 def is_observed() -> bool:
-    """Returns whether reads and assignments of variables are those of a replica, a compiled function or a tape."""
+    """Returns whether the current code runs in a replica, a compiled function or under a tape."""
     here = ambient()
     return (here.replica is not None or here.store is not None or bool(here.listeners)) and not in_stateless_scope()
 
 
 def adopt_made_before(variables: Iterable[Any], *, of_optimizer: bool = False) -> None:
-    """Turns plain Keras variables into `StrategyVariable`s of no strategy, in place, with their values.
+    """Turns plain Keras variables, in place, into `StrategyVariable`s that belong to no strategy.
 
     Args:
         variables: Keras variables; those that are `StrategyVariable`s already stay.

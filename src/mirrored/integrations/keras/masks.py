@@ -1,4 +1,4 @@
-"""Keeps the masks of predictions in Keras' own training step on JAX, so that metrics omit what is masked.
+"""Keeps the masks of predictions in Keras' own training step on JAX, so that metrics ignore masked entries.
 
 Keras attaches the mask of a prediction to the tensor. Its training step computes predictions in `jax.value_and_grad`,
 which returns new arrays without the masks: on JAX, the metrics of `fit` would count masked positions, in contrast to
@@ -25,7 +25,7 @@ _in_train_step: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_train
 
 
 class _Masked(NamedTuple):
-    """Predictions with the masks of their leaves, which JAX returns from a derivative like any arrays."""
+    """A pytree of predictions and their masks, so that JAX returns the masks of a differentiated step, too."""
 
     prediction: PyTree
     masks: list[Any]

@@ -77,7 +77,7 @@ def _itself(jitted: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _named(model: Model, state: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Returns the values in the state of a step by the paths of their variables."""
+    """Returns the values in the state of a step as a dict keyed by the paths of their variables."""
     found: dict[str, Any] = {}
     for group, values in zip(_GROUPS_OF[len(state)], state, strict=True):
         for place, (variable, value) in enumerate(zip(variables_of(model, group), values, strict=True)):
@@ -143,7 +143,7 @@ class _Carrying:
         lose_deleted(variable)
 
     def before_write(self, variable: Variable) -> None:
-        """Assigns the carried values before another assignment: the loop would otherwise overwrite it at its end."""
+        """Assigns the carried values before user code assigns a variable, which the loop would otherwise overwrite."""
         if not is_from_fit():
             variable.settle()
 
@@ -182,7 +182,7 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_present_groups(model: Model, state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values that a loop carries, grouped as the variables are now: `layer.trainable` may have changed."""
+    """Regroups the values that a training loop carries if `layer.trainable` has changed since the loop began."""
     carried = vars(model).get(_CARRIED, {})
     present = {group: variables_of(model, group) for group in carried}
     if all(list(map(id, present[group])) == list(map(id, carried[group])) for group in carried):
@@ -205,7 +205,7 @@ def variables_of(model: Model, group: str) -> list[Any]:
 
 
 class _Step:
-    """A compiled step that stores its results with the model before an interrupt can lose them.
+    """A compiled step that stores its results in the model, so that an interrupt cannot lose them.
 
     Args:
         jitted: The step, from (state, batch) to (logs, state).
@@ -239,7 +239,7 @@ class _Step:
 
 
 class _KerasMisses(CacheMisses):
-    """Handles the cache misses of a step that the caller traces and compiles, where interrupts are safe."""
+    """Handles cache misses of a jitted Keras step by ahead-of-time compilation, where interrupts are safe."""
 
     def __init__(self, missed: Callable[..., Any], jitted: jax.stages.Wrapped, check: SamePrograms | None) -> None:
         super().__init__(missed)

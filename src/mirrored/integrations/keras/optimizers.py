@@ -189,7 +189,7 @@ def _is_ours(variables: Sequence[KerasVariable]) -> bool:
 
 
 def _adopt_made_before(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
-    """Adopts variables from before the first scope, if replicas update them or others of the optimizer are ours."""
+    """Adopts an optimizer's variables from before the first scope, in a run or if others belong to a strategy."""
     updated = [*(variables or ()), *(variables_of_optimizer(optimizer) if optimizer.built else ())]
     if is_observed() or any(isinstance(variable, StrategyVariable) for variable in updated):
         adopt_made_before(updated)
@@ -205,7 +205,7 @@ def _in_order_of(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence
 
 
 def _are_updated_in_turn(variables: Sequence[Any]) -> bool:
-    """Returns whether replicas would update the variables one after another: those of no strategy, in an eager run."""
+    """Returns whether the replicas of an eager run would each update variables that belong to no strategy."""
     context, here = get_replica_context(), ambient()
     if context is None or context.num_replicas_in_sync == 1 or here.runner is None or not is_eval(current_trace()):
         return False
@@ -218,7 +218,7 @@ def _is_of_no_strategy(variable: StrategyVariable) -> bool:
 
 
 def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any], outside: str) -> None:
-    """Applies the gradients' sum over replicas once for all replicas, to variables of no strategy.
+    """Applies gradients, summed over replicas, once for all replicas to variables that belong to no strategy.
 
     Warns of them by the path of one, `outside`.
     """
@@ -251,7 +251,7 @@ def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]
 
 
 def _build(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
-    """Creates the slots. In a run, the first replica creates them for all replicas."""
+    """Creates the optimizer's slot variables; in a run, once for all replicas."""
     with keras.name_scope(optimizer.name, caller=optimizer), built_once(optimizer):
         optimizer.build(variables)
     optimizer.built = True
@@ -281,7 +281,7 @@ def _check_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
 
 
 class _Largest(ReduceOp):
-    """Reduction to the largest value of all replicas; all instances are equal, because a program's key contains one."""
+    """Max reduction over replicas; instances compare equal, so that compiled programs are reused."""
 
     def __call__(self, per_replica: jax.Array) -> Any:
         return jnp.max(per_replica, axis=0)
@@ -294,12 +294,12 @@ class _Largest(ReduceOp):
 
 
 def _overwrites(variable: KerasVariable) -> bool:
-    """Returns whether a step assigns the "gradient" of a variable to it: a scale of a float8 layer, for instance."""
+    """Returns whether a step assigns a variable's "gradient" to the variable, as for scales of float8 layers."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def _maxima(called: str, context: ReplicaContext, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-    """Returns, for variables that are overwritten, the largest value of all replicas, and None for the others.
+    """Returns the maximum over replicas of each value that overwrites a variable; None for other variables.
 
     Keras combines several such values in the same way.
     """

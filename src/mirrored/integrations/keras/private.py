@@ -84,7 +84,7 @@ def _with_own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @distributed.on_leave
 def _forget_global_seeds() -> None:
-    """Makes Keras begin another stream of random numbers without a seed, in place of one on devices that are left."""
+    """Makes Keras create a new global seed generator after the job leaves the devices of the old one."""
     _global_state.set_global_attribute("global_seed_generator", None)
 
 
@@ -201,7 +201,7 @@ def loss_tracker_of(model: Model) -> Any:
 
 
 def compute_total_loss(model: Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
-    """Returns the loss of a batch, by the model's `compute_loss`, which the user may have overridden."""
+    """Computes the loss of a batch by the model's `compute_loss`, which the user may have overridden."""
     return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
@@ -228,19 +228,19 @@ def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
 
 
 def regroup_loop_state(model: Model, regrouped: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Replaces the values that `jax_state_sync` will assign by a function of them, if there are any."""
+    """Applies `regrouped` to the values that `jax_state_sync` will assign, if there are any."""
     state = getattr(model, "_jax_state", None)
     if state and not model._jax_state_synced:
         model._jax_state = regrouped(state)
 
 
 def has_loop_state(model: Model) -> bool:
-    """Returns whether a loop has left values for `jax_state_sync`, even if these are assigned already."""
+    """Returns whether a training loop has set values for `jax_state_sync`, even if they are already assigned."""
     return bool(getattr(model, "_jax_state", None))
 
 
 def resume_sync(model: Model) -> None:
-    """Makes the next `jax_state_sync` assign the values of the last `fit`, also if Keras has begun a new loop since."""
+    """Makes the next `jax_state_sync` assign the values of the last `fit`, even if Keras has begun a new loop."""
     model._jax_state_synced = False
 
 

@@ -39,12 +39,12 @@ class SamePrograms:
         self._known: set[str] = set()
 
     def arrive(self) -> None:
-        """Enters a call of the step in the collective log, before the call is known to need a new program."""
+        """Records the start of a step call in the collective log."""
         self._line = user_lines()
         collective_log.arrive(self._place, self._line)
 
     def passed(self, results: PyTree) -> None:
-        """Records in the collective log that the step runs until its results are ready; None if it has failed."""
+        """Records in the collective log that a step call ends when `results` are ready; None if it has failed."""
         collective_log.depart(next((one for one in jax.tree.leaves(results) if isinstance(one, jax.Array)), None))
 
     def compare(self, trace: Callable[[], Any], data: PyTree) -> Any:
@@ -76,7 +76,7 @@ class SamePrograms:
 
 
 class SameResults:
-    """Runs an uncompiled step, and compares the variables of all workers after some calls.
+    """Runs an uncompiled step, and compares the variables between workers after calls 1, 2, 4, 8, and so on.
 
     These are calls 1, 2, 4, 8, ..., 1024, and every 1024th: a comparison copies all variables to the host. It does not
     find workers that compute the losses of their own rows in different ways: their mean is equal on all workers.

@@ -32,7 +32,7 @@ _UNKNOWN: Final = object()
 
 
 def settings_of(optimizer: Optimizer) -> tuple[Any, ...] | None:
-    """Returns what a trace of an optimizer's update keeps as constants: its settings and the variables' constraints.
+    """Returns a key of the constants in a compiled optimizer update: settings and variable constraints.
 
     Returns None if a part of it may change without notice.
     """
@@ -46,14 +46,14 @@ def _is_of_keras(cls: type) -> bool:
 
 
 def _of_keras(part: Any) -> tuple[Any, ...] | None:
-    """Returns a key of a schedule or constraint of Keras; None for one of the user, which may read anything."""
+    """Returns a cache key of a Keras schedule or constraint; None for a user-defined one, which may read any state."""
     if not _is_of_keras(type(part)):
         return None
     return Identity(part), repr(part.get_config())
 
 
 def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
-    """Returns the settings of an optimizer and of those in its attributes (`LossScaleOptimizer`, `MultiOptimizer`).
+    """Returns a cache key of the settings of an optimizer and of the optimizers that it wraps.
 
     Returns None if the learning rate is a function or schedule of the user, or if the class is the user's and has an
     object among its attributes: their results may change without notice.
@@ -80,7 +80,7 @@ def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
 
 
 def _attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns the attributes of an optimizer, and those of its class and base classes that are not Keras'."""
+    """Returns the attributes of an optimizer, including those of its user-defined classes."""
     found: dict[str, Any] = {}
     for cls in reversed(type(optimizer).__mro__):
         if cls is not object and not _is_of_keras(cls):
@@ -90,7 +90,7 @@ def _attributes(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _belongs_to_class(name: str, value: object) -> bool:
-    """Returns whether an attribute of a class is a method or descriptor, or Python's own."""
+    """Returns whether a class attribute is a method, a descriptor, or defined by Python."""
     return name.startswith(("__", "_abc_")) or callable(value) or hasattr(value, "__get__")
 
 

@@ -60,7 +60,7 @@ _share: contextvars.ContextVar[_Share | None] = contextvars.ContextVar("_share",
 
 
 class _Share(NamedTuple):
-    """The number of examples of a replica in a step, and of all replicas."""
+    """The number of examples in one replica's batch, and in the batches of all replicas, in a step."""
 
     local: int
     total: float
@@ -153,7 +153,7 @@ def made_for(model: Model, kind: str) -> Callable[..., Any]:
 
 
 def _data_of(model: Model, batch: PyTree) -> PyTree:
-    """Returns a batch as the step receives it in TensorFlow: an element that is not a tuple is not put into one."""
+    """Returns a batch as TensorFlow passes it to the step: dense, and without a tuple around a bare element."""
     if isinstance(batch, tuple) and len(batch) == 1 and vars(model).get(BARE_ELEMENTS):
         batch = batch[0]
     # Not JAX's trees, for which a sparse array is a structure of its parts.
@@ -237,7 +237,7 @@ def _unscale(value: Any) -> Any:
 
 
 def _by_weights(reduce_weighted_values: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Keras' weighted reduction, so that a weighted mean has the weights of all replicas in its divisor.
+    """Wraps Keras' weighted loss reduction so that a weighted mean divides by the weights of all replicas.
 
     Keras divides by the sum of the replica's own weights or mask, and `_scale` multiplies by its share of the examples.
     """

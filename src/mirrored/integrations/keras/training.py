@@ -121,7 +121,7 @@ class _Layout:
 
 
 class EndOfData(Exception):
-    """Raised instead of StopIteration, which Python would replace by RuntimeError in Keras' generator over a pass."""
+    """Raised instead of StopIteration, which Python turns into RuntimeError inside Keras' batch generators."""
 
 
 class KerasBatches(_PyDataset):  # type: ignore[misc]
@@ -327,7 +327,7 @@ def _bounded(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scope_of(strategy: Strategy | None) -> Any:
-    """Returns the scope of the model's strategy, so that slots that Keras creates in the call are mirrored."""
+    """Returns the scope of a model's strategy, so that slot variables created by `fit` are mirrored."""
     return nullcontext() if strategy is None else strategy.scope()
 
 
@@ -357,7 +357,7 @@ def _device_of(model: Model) -> Any:
 
 @contextmanager
 def _without_distribution(outer: Distributing) -> Iterator[None]:
-    """Suspends the distribution of the outer loop, for a loop that one of its callbacks or its validation runs."""
+    """Suspends the Keras distribution of a loop while a nested loop runs, such as validation in `fit`."""
     ours = backend_distribution.distribute_data_input
     try:
         keras.distribution.set_distribution(None)

@@ -1,4 +1,4 @@
-"""Lets `mirrored.assign` and `mirrored.unmirror` take Keras variables in trees."""
+"""Lets `mirrored.assign` and `mirrored.unmirror` accept Keras variables in pytrees."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class KerasBridge:
-    """The adapter by which `assign` and `unmirror` take Keras variables; `mirror` leaves them as they are."""
+    """The adapter through which `assign` and `unmirror` accept Keras variables; `mirror` returns them unchanged."""
 
     def is_whole(self, value: object) -> bool:
         """Returns whether `value` is a Keras variable."""
         return isinstance(value, keras.Variable)
 
     def mirror(self, value: KerasVariable, path: str) -> KerasVariable:
-        """Returns the variable: in a strategy's scope, a Keras variable is mirrored when it is made."""
+        """Returns the Keras variable unchanged, because a strategy's scope mirrors Keras variables at creation."""
         del path
         return value
 
@@ -31,7 +31,7 @@ class KerasBridge:
         return value.value
 
     def behind(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
-        """Returns the `mirrored.Variable` that stores the value of a Keras variable, and the function to its form.
+        """Returns the `mirrored.Variable` behind a Keras variable, and a function that converts new values for it.
 
         Raises:
             ArgumentTypeError: No `mirrored.Variable` stores the value of the Keras variable.

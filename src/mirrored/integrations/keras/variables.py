@@ -397,7 +397,7 @@ def _is_seed(variable: KerasVariable) -> bool:
 
 
 def _seeds_of(made: Variable, state: Operand) -> PerReplica:
-    """Returns the state of one seed generator per replica, with equal counters and different seeds."""
+    """Returns the seed generator states of all replicas, with equal counters and different seeds."""
     first = as_array(state, made.dtype)
     # Outside of functions, each of several processes assigns the components of its own replicas.
     replicas = made.device_assignment.addressable_replicas if ambient().store is None else range(made.num_replicas)
@@ -405,7 +405,7 @@ def _seeds_of(made: Variable, state: Operand) -> PerReplica:
 
 
 def _seed_of(state: Operand, replica: int | jax.Array) -> Any:
-    """Returns the seed generator's state for one replica, whose number may be traced."""
+    """Returns the seed generator state of one replica, whose index may be a tracer."""
     first = as_array(state)
     return first.at[0].add(jnp.asarray(replica, first.dtype) * np.asarray(_SEED_STRIDE).astype(first.dtype))
 
