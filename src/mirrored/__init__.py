@@ -99,7 +99,7 @@ _LAZY = {
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
 
     def __getattr__(name: str) -> Any:
-        """Imports a name at its first access: all core names together, modules and other names one by one."""
+        """Imports a name when it is first accessed; the first core name imports all core names together."""
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")
         if name == "__version__":

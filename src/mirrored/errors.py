@@ -65,7 +65,7 @@ class MirroredError(Exception):
         super().__init__(f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}" if found else called)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles the four parts, so that an error keeps them when it is sent to another process."""
+        """Pickles the called function, finding, rule and remedy, so that an unpickled error has them as attributes."""
         return _rebuild, (type(self), self.called, self.found, self.rule, self.remedy)
 
 

@@ -232,7 +232,7 @@ class GradientAccumulator:
         together(assign)
 
     def _weighted(self, gradient: jax.Array, count: jax.Array) -> jax.Array:
-        """Returns the gradient of the sum of losses: zero without examples, where that of the mean may be NaN."""
+        """Converts the gradient of a mean of losses to that of their sum; returns the gradient of a sum unchanged."""
         if self._reduction != "mean":
             return gradient
         return jnp.where(count == 0, jnp.zeros_like(gradient), gradient * count.astype(gradient.dtype))
@@ -310,7 +310,7 @@ class GradientAccumulator:
         ]
 
     def _checked(self, gradients: PyTree) -> list[Any]:
-        """Returns one gradient, or None, per variable."""
+        """Returns one gradient or None per variable, after checking that structure and shapes match the variables."""
         found, leaves = _flattened(gradients)
         if found == [path for path, _ in self._paths]:
             leaves = [leaf for leaf, (_, used) in zip(leaves, self._paths, strict=True) if used]
@@ -336,7 +336,7 @@ class GradientAccumulator:
 
 
 def _sources(tree: PyTree) -> tuple[list[tuple[str, bool]], list[Variable]]:
-    """Returns the paths of the leaves of a tree, and whether each is one of the variables to use; and these."""
+    """Returns the path of each leaf of a tree, whether the leaf is a variable to use, and these variables."""
     paths, leaves = _flattened(tree)
     is_model = not isinstance(tree, list | tuple)
     used = [isinstance(leaf, Variable) and (leaf.trainable or not is_model) for leaf in leaves]

@@ -147,7 +147,7 @@ def _floating(value: Operand) -> jax.Array:
 
 
 def _total_and_count(losses: jax.Array, sample_weight: Operand | None) -> tuple[jax.Array, Any]:
-    """Returns the sum of the losses and their count: a number, or the sum of the weights as an array."""
+    """Returns the sum of the losses and their count; with weights, the weighted sum and the sum of the weights."""
     wide = jnp.promote_types(losses.dtype, jnp.float32)
     if sample_weight is None:
         return jnp.sum(losses.astype(wide)), losses.size

@@ -78,7 +78,7 @@ class Progress(Generic[T]):
         return self._text
 
     def __iter__(self) -> Iterator[T]:
-        """Iterates over the dataset. The bar ends with the iteration, also by `break` or an error."""
+        """Iterates over the dataset; shows the bar until the iteration ends, also by `break` or an exception."""
         self._text = ""
         self._pending.clear()
         if jax.process_index() != 0:
@@ -170,7 +170,7 @@ def progress(
 
 
 def _has_widgets() -> bool:
-    """Returns whether a notebook can show a bar; without `ipywidgets`, rich emits a warning and shows nothing."""
+    """Returns whether a notebook can show a progress bar, which requires the package `ipywidgets`."""
     return importlib.util.find_spec("ipywidgets") is not None
 
 
@@ -192,7 +192,7 @@ def _rate(steps: int, seconds: float) -> str:
 
 
 def _number(name: str, value: Any) -> Any:
-    """Returns a number to display later, without waiting until it is computed; refuses other values."""
+    """Returns a number to display later, without waiting for its computation; raises an error for other values."""
     value = value.read_value() if isinstance(value, Variable) else value
     if isinstance(value, (int, float, np.generic)) or getattr(value, "size", None) == 1:
         return value

@@ -165,7 +165,7 @@ class DataflowRules:
         return tuple(union((index, *output)) for output in outputs)
 
     def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
-        """Returns how equations in a jaxpr make values vary, for a jaxpr that its equation runs in an unknown way."""
+        """Returns the combined ways in which the equations of a jaxpr make values vary, regardless of the inputs."""
         found = self._sources.get(id(jaxpr))
         if found is None:
             found = self._sources[id(jaxpr)] = union(

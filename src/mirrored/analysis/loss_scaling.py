@@ -68,7 +68,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-    """What the loss-scaling analysis knows about one variable of a jaxpr.
+    """The facts that the loss-scaling analysis has derived about one variable of a jaxpr.
 
     Attributes:
         constant: The number that all elements equal. None if the elements differ or are unknown.
@@ -171,7 +171,7 @@ class LossScaling:
         return not self._divisions.average(value.divided, shapes)
 
     def _values_of(self, gradients: Sequence[Any]) -> tuple[list[_Value], Set[tuple[int, ...]]]:
-        """Returns what is known about gradients, and their shapes."""
+        """Returns the facts that the analysis has derived about gradients, and the shapes of the gradients."""
         atoms = [atom for atom in gradients if not isinstance(atom, Literal)]
         return [self._known.get(atom, _UNKNOWN) for atom in atoms], {tuple(atom.aval.shape) for atom in atoms}
 
@@ -249,7 +249,7 @@ class LossScaling:
         return name in _KEEPS_SUM and bool(changing) and all(operand.sums for operand in changing)
 
     def _is_weighted(self, name: str, operands: Sequence[_Value]) -> bool:
-        """Returns whether an operation divides what is derived from the initial 1 by sums over one replica's examples.
+        """Returns whether an operation divides the derivative's seed of 1 by sums over one replica's examples.
 
         A divisor that contains the number of replicas is that of an average over replicas.
         """
@@ -273,7 +273,7 @@ class LossScaling:
         return None if divisor is None else (divisor, shape)
 
     def _divisor(self, name: str, operands: Sequence[_Value]) -> float | None:
-        """Returns the divisor of the loss in the constant that an operation computes; None if it is unknown."""
+        """Returns by which number the loss is divided in a constant that an operation computes; None if unknown."""
         first, second = operands[0], operands[-1]
         if name == "div":
             return first.divisor * abs(second.constant) if first.divisor and second.constant else None
@@ -288,7 +288,7 @@ class LossScaling:
         return first.divisor
 
     def _inverse(self, factor: float) -> float:
-        """Returns the divisor that a constant factor such as 1/64 stands for; 1 if the factor is a mere coefficient."""
+        """Returns 1 / factor if it is a multiple of the number of replicas, and 1 for any other constant factor."""
         inverse = 1 / abs(factor) if factor else 1.0
         multiple = round(inverse / self._replicas) * self._replicas
         return float(multiple) if multiple and _among(inverse, {float(multiple)}) else 1.0
@@ -300,7 +300,7 @@ class LossScaling:
     def _means_formed(
         self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]
     ) -> tuple[frozenset[Mean], frozenset[Mean]]:
-        """Returns the batch means whose gradients this equation combines with values that depend on the batch.
+        """Returns the batch means whose derivatives this equation combines with values that depend on the batch.
 
         The first set has the means over one replica's batch, the second those over the batches of all replicas. The
         source line of a mean is that of the equation, or else that of the innermost call around it that has one.
@@ -327,7 +327,7 @@ class LossScaling:
         return any(derivatives) and any(operand.weights for operand in operands)
 
     def _averaged_sizes(self, operand: _Value, replicas: int, others: int) -> set[int]:
-        """Returns the per-replica batch sizes that a divisor contains as factors times `replicas`, not times `others`.
+        """Returns the batch sizes n per replica for which a divisor contains n * `replicas`, but not n * `others`.
 
         A coefficient equal to the number of replicas undoes the division by it.
         """
@@ -369,7 +369,7 @@ def _shape(atom: Any) -> tuple[int, ...]:
 
 
 def _computed(name: str, operands: Sequence[_Value]) -> float | None:
-    """Returns the constant that an operation computes from constants, or None if the result is unknown."""
+    """Returns the constant that an operation computes from constant operands; None if unknown."""
     numbers = [operand.constant for operand in operands]
     if not numbers or numbers[0] is None:
         return None

@@ -272,7 +272,7 @@ class CollectiveSites:
                 self._check_equation(eqn, kind, varying)
 
     def _check_inner(self, jaxpr: Jaxpr | ClosedJaxpr, differing: Sequence[bool]) -> None:
-        """Checks a jaxpr inside an equation.
+        """Checks the collectives in an equation's inner jaxpr, given which inputs vary between devices.
 
         Args:
             jaxpr: The jaxpr to check.
@@ -324,7 +324,7 @@ class CollectiveSites:
         raise mismatched(f"a reduction over replicas ({found.primitive.name}, {source_line(found)})", what, eqn)
 
     def _collective_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> Any:
-        """Returns a collective of a jaxpr, at any depth, or None."""
+        """Returns the first collective in a jaxpr or its inner jaxprs; None if there is none."""
         if id(jaxpr) not in self._with_collective:
             self._with_collective[id(jaxpr)] = next(self._collectives(jaxpr), None)
             self._kept.append(jaxpr)
@@ -440,7 +440,7 @@ class Divergence:
 
 
 def _entering(eqn: JaxprEqn, operands: Sequence[bool], count: int) -> Sequence[bool]:
-    """Returns which of the `count` inputs of an equation's inner jaxpr vary, if these of the equation's operands do."""
+    """Returns which of the `count` inputs of an equation's inner jaxpr vary, given which operands vary."""
     if passes_first_operands(eqn) and count <= len(operands):
         return operands[:count]
     # How such an equation (`lax.reduce`) passes its operands to its jaxprs is unknown.

@@ -100,7 +100,7 @@ class ValueNumbering:
         return numbers[atom]
 
     def _walk(self, jaxpr: Jaxpr | ClosedJaxpr, numbers: _Numbered, site: _Site) -> None:
-        """Assigns numbers to the results of all equations; `site` identifies the chain of calls to the jaxpr."""
+        """Assigns value numbers to the results of all equations; `site` is the chain of calls that led to the jaxpr."""
         for eqn, kind in self._flows.kinds(jaxpr.eqns):
             operands = [self._read(numbers, atom) for atom in eqn.invars]
             numbers.update(zip(eqn.outvars, self._equation(eqn, kind, operands, site), strict=True))
@@ -134,7 +134,7 @@ class ValueNumbering:
         return [self._opaque(eqn, j, flow, operands, here) for j, flow in enumerate(flows)]
 
     def _opaque(self, eqn: JaxprEqn, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site) -> int:
-        """Returns the number of result `j` of an equation, without looking inside the equation."""
+        """Returns the value number of result `j` of an equation, from its operands and parameters alone."""
         if flow.depends & ALWAYS:
             return self._intern((here, j))
         return self._intern((self.operation(eqn), j, *(operands[i] for i in operands_in(flow.depends))))
@@ -198,7 +198,7 @@ class ValueNumbering:
     def _left(
         self, eqn: JaxprEqn, loop: _LoopNumbering, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site
     ) -> int:
-        """Returns the number of result `j` of a loop, which depends only on what computes it in the body.
+        """Returns the value number of a loop's result `j`, derived only from the values that the result depends on.
 
         Loops of two replicas may differ in other parts, such as in the replica id from which they derive a random key.
         Two loops give the same result if the operands on which it depends have the same positions and numbers, and if
@@ -217,7 +217,7 @@ class ValueNumbering:
         return self._interned.setdefault((*key, *((i, operands[i]) for i in used)), known)
 
     def _symbolic(self, jaxpr: Jaxpr) -> list[int]:
-        """Returns the numbers of a jaxpr's outputs as functions of its inputs, whatever the inputs are."""
+        """Returns the value numbers of a jaxpr's outputs as functions of symbolic inputs."""
         found = self._functions.get(id(jaxpr))
         if found is None:
             inputs = [self._intern(("parameter", i, str(var.aval))) for i, var in enumerate(jaxpr.invars)]

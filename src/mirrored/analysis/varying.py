@@ -206,7 +206,7 @@ class _LoopVarying:
         return steps, self._carried[j]
 
     def _iterate(self) -> bool:
-        """Marks the carries that became varying in the last pass, and returns whether there are any."""
+        """Marks the loop carries that became varying in the last iteration, and returns whether there are any."""
         reached = [self._last.distance(left) for left in self._body.outvars[: len(self._carried)]]
         added = [j for j, i in enumerate(self._carried) if self._entering[i] is None and reached[j] is not None]
         for j in added:

@@ -48,7 +48,7 @@ def _is_present(command: str) -> bool:
 
 
 def _examples(*lines: str) -> str:
-    """Returns the epilog of a command's help: examples, one a line, which click does not wrap."""
+    """Returns the end of a command's help text: one example per line, which click does not wrap."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 

@@ -117,14 +117,14 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 
 def _print_last(text: str) -> None:
-    """Prints a text, and sends what the program prints at exit to standard error, if the process is the command."""
+    """Prints a text, then redirects standard output to standard error unless `sys.stdout` has been replaced."""
     print(text, flush=True)
     if sys.stdout is sys.__stdout__:
         _point_stdout_to_stderr()
 
 
 def _point_stdout_to_stderr() -> int | None:
-    """Makes file descriptor 1 a copy of 2, and returns a copy of the previous one; None if one of them is closed."""
+    """Redirects file descriptor 1 to 2; returns a duplicate of the old descriptor 1, or None if either is closed."""
     with contextlib.suppress(OSError):
         kept = os.dup(1)
         os.dup2(2, 1)
@@ -233,7 +233,7 @@ def _ms(seconds: float) -> str:
 
 
 def _network(bandwidth: str | None, latency: str | None) -> Network | None:
-    """Returns a `Network` with the given bandwidth and latency; an omitted one has the assumed default."""
+    """Returns a `Network`, with a default for one omitted argument; returns None if both are omitted."""
     if bandwidth is None and latency is None:
         return None
     return Network(

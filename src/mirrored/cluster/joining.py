@@ -173,13 +173,13 @@ def join(process: Process, called: str) -> None:
 
 
 def _interface(coordinator: str) -> str:
-    """Returns the network interface to listen on: that of JAX's variable, else that of the coordinator's address."""
+    """Returns the address to listen on, from JAX_COORDINATOR_BIND_ADDRESS or else the coordinator's interface."""
     given = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", "").rpartition(":")[0].strip("[]")
     return given or interface_of(coordinator.rpartition(":")[0])
 
 
 def _end_if_held(joining: threading.Lock, process: Process, seconds: float) -> None:
-    """Ends this process if joining the job takes too long, i.e. if the lock `joining` is still held; runs in a thread.
+    """Ends this process if joining the job takes too long; waits in a thread for release of the lock `joining`.
 
     JAX would abort the process without a message if a worker is lost between the two rendezvous. A lock tells the
     end of the second one, because a ``with`` block releases its lock even if an exception interrupts it.

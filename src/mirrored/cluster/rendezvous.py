@@ -226,7 +226,7 @@ class _Guest:
             raise unreachable(address, seconds, error) from error
 
     def _attend(self, channel: Channel, taking_part: threading.Lock) -> None:
-        """Starts a thread that closes the channel at the end of the rendezvous, and reports if worker 0 is silent.
+        """Starts a thread that reports if worker 0 is silent, and closes the channel when the rendezvous ends.
 
         It also closes the channel some seconds after the timeout, so that a read from a silent worker 0 ends. A lock
         tells it the end, because a ``with`` block releases its lock even if an exception interrupts it.

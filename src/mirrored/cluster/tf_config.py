@@ -143,7 +143,7 @@ def _section(key: str) -> Mapping[str, Any]:
 
 
 def _indexed(tasks: Any) -> Any:
-    """Returns a job's tasks with numbers as indices: JSON has only strings as keys (``{"1": "host:2222"}``)."""
+    """Converts the string keys of a job's tasks in TF_CONFIG, as in ``{"1": "host:2222"}``, to integers."""
     if not isinstance(tasks, dict) or not all(key.isascii() and key.isdecimal() for key in tasks):
         return tasks
     return {int(key): address for key, address in tasks.items()}

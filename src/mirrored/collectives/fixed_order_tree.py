@@ -114,7 +114,10 @@ def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[
 
 
 def _sum_of_cotangents(group: Group, cotangents: list[Any]) -> Any:
-    """Returns the sum of all replicas' cotangents. The group of a merged function has one replica per device."""
+    """Sums the cotangents of all replicas, in the order of the fixed tree.
+
+    The group of a merged function has one replica per device.
+    """
     if group.num_replicas == 1:
         return with_positive_zeros(cotangents[0])
     return _all_sum(group, [cotangents])[0][0]
@@ -214,7 +217,7 @@ def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
 
 
 def _sum_locally(arrays: Sequence[Sequence[Any]], group: Group, partial: PartialSums) -> list[Any]:
-    """Sums the arrays of this device's replicas, whose one partial sum this is."""
+    """Sums each array's components on this device, if every device has exactly one partial sum."""
     if group.local == 1:  # nothing is added, and the exchange itself is a fusion boundary
         return [components[0] for components in arrays]
     return isolate_lists(_adder(partial.patterns[0], partial.rows), arrays, partial.rows)
@@ -222,7 +225,7 @@ def _sum_locally(arrays: Sequence[Sequence[Any]], group: Group, partial: Partial
 
 @functools.cache
 def _adder(pattern: Pattern, rows: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-    """Returns a cached function that computes partial sums; JAX caches traced branches by function object."""
+    """Returns a function that computes partial sums, cached because JAX caches traces by function object."""
 
     def add(lists: Sequence[Sequence[Any]]) -> list[Any]:
         return [value for components in lists for value in partial_sums(components, pattern, rows)]
@@ -271,7 +274,7 @@ def _over_packed_rows(
 
 
 def _packed(arrays: Sequence[Sequence[Any]], group: Group, partial: PartialSums) -> Sequence[jax.Array]:
-    """Returns the partial sums of this device as rows ``[n]``, with n a multiple of the number of devices.
+    """Computes this device's partial sums, packed in rows ``[n]`` whose length n is a multiple of the device count.
 
     A row contains one partial sum of each array. The branch of a conditional computes it: that is a fusion boundary.
     """
@@ -301,7 +304,7 @@ def _pack_rows(arrays: Sequence[Sequence[Any]], pattern: Pattern, rows: int, mul
 
 
 def _sum_own_pieces(rows: Sequence[jax.Array], axis: str, partial: PartialSums) -> Any:
-    """Sums the rows ``[n]`` of all devices to ``[n]``: each device joins all partial sums for some of the elements.
+    """Sums the rows ``[n]`` over devices: each device adds the partial sums for an equal share of the n elements.
 
     An all-to-all gives each device its elements of all devices' rows, and an all-gather joins the sums.
     """

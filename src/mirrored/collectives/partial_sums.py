@@ -39,12 +39,12 @@ class PartialSums:
 
     @functools.cached_property
     def _nodes(self) -> tuple[tuple[_Node, ...], ...]:
-        """The nodes that each device computes alone, from left to right."""
+        """For each device, the largest nodes of the summation tree whose leaves (replicas) are all on the device."""
         depth = (self.slots.replicas - 1).bit_length()
         return tuple(tuple(self._inside(device, (depth, 0))) for device in range(self.slots.devices))
 
     def _inside(self, device: int, node: _Node) -> list[_Node]:
-        """Returns the largest nodes below a node (or itself) whose leaves all belong to a device."""
+        """Returns the largest nodes in the subtree of `node` whose leaves (replicas) are all on the given device."""
         start, stop = self._leaves(node)
         first = self.slots.first_on(device)
         last = first + self.slots.number_on(device)
@@ -56,7 +56,7 @@ class PartialSums:
         return [one for child in (0, 1) for one in self._inside(device, (level - 1, 2 * position + child))]
 
     def _leaves(self, node: _Node) -> tuple[int, int]:
-        """Returns the replicas below a node, as a range."""
+        """Returns the range (start, stop) of the replicas that are leaves below a tree node."""
         level, position = node
         return min(position << level, self.slots.replicas), min((position + 1) << level, self.slots.replicas)
 

@@ -75,7 +75,7 @@ class ReduceOp(metaclass=_Members):
     MEAN: ClassVar[ReduceOp]
 
     def __init__(self, value: object = _NO_VALUE, /) -> None:
-        """Raises an error for arguments unless a subclass defines its own; `ReduceOp(value)` converts a value."""
+        """Raises TypeError for any argument; the conversion `ReduceOp(value)` does not call this method."""
         # mypy ignores the `__call__` of a metaclass, and finds the argument of `ReduceOp("sum")` here.
         if value is not _NO_VALUE:
             raise TypeError(f"{type(self).__name__}() takes no arguments")
@@ -115,7 +115,7 @@ class _Member(ReduceOp):
         self._name = name
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Reduces over axis 0."""
+        """Returns the sum or the mean of the stacked components over axis 0."""
         check_dtype(repr(self), self, per_replica.dtype)
         return jnp.mean(floating(per_replica), axis=0) if self is ReduceOp.MEAN else sum_along(per_replica, 0)
 
@@ -377,7 +377,7 @@ class TrimmedMean(ReduceOp):
 
 
 def _mean(values: jax.Array) -> jax.Array:
-    """Returns the mean over axis 0 in the dtype of the values; that of integers is exact, and rounded toward zero.
+    """Returns the mean over axis 0 in the dtype of the values; that of integers is exact, then rounded toward zero.
 
     `jnp.mean` of integers computes in float32, which has 24 bits. The sum of the quotients by the number of values does
     not overflow, and that of the remainders is small.

@@ -52,7 +52,7 @@ class Group:
 
     @property
     def slots(self) -> Slots:
-        """The places for replicas on the group's devices, K on each; some are empty if replicas are fewer."""
+        """The replica slots of the group's devices, K per device; slots without a replica are empty."""
         return Slots(self.devices, self.num_replicas)
 
     def is_real(self) -> Any:

@@ -186,7 +186,7 @@ class Link:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits, after an exception, for a command to leave the membership epoch; returns False if there was none.
+        """Waits, after an exception, for a command to leave the membership epoch; returns whether it has arrived.
 
         Args:
             seconds: How long to wait.
@@ -236,7 +236,7 @@ class Link:
             time.sleep(max(0.0, self._interval - _PROBE_SLEEPS * _PROBE_SLEEP_SECONDS))
 
     def _interrupt(self) -> None:
-        """Makes the waits of the main thread fail when this worker must leave its epoch."""
+        """Ends blocking waits of the main thread with an error when this worker must leave its membership epoch."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._must_leave and self._is_inside)

@@ -1,4 +1,4 @@
-"""When workers take snapshots: every given number of steps, or so often that snapshots take about 1 % of the time."""
+"""The schedule of snapshots: after a given number of steps, or such that snapshots take about 1 % of the time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Pace:
         self._began = clock()
 
     def is_due(self, step: int) -> bool:
-        """Returns whether a snapshot must be taken after a step."""
+        """Returns whether a snapshot must be taken after step number `step`."""
         return step >= self._next
 
     def taken(self, step: int, seconds: float) -> None:

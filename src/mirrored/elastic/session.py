@@ -58,7 +58,7 @@ class Session:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers now; without ``--elastic`` that of the job, as far as it is known before it is formed.
+        """The number of workers in the job now, or that TF_CONFIG specifies before the job is formed.
 
         Before the strategy of a job is created, TF_CONFIG tells it, which `mirrored run` sets.
         """
@@ -164,7 +164,7 @@ class Session:
         return importlib.import_module("mirrored.integrations.keras.elastic_fit").FitCallback(self)
 
     def _snapshot(self) -> float:
-        """Takes a snapshot, and returns by how many seconds it delays training."""
+        """Starts a snapshot of the state, and returns for how many seconds snapshots delay training."""
         if self._snapshots is None or self._checkpoint is None:
             return 0.0
         began = time.perf_counter()

@@ -65,13 +65,13 @@ class Worker:
             self._leave(place)
 
     def _completed(self, step: int) -> None:
-        """Called, in a thread, with the step of each completed snapshot."""
+        """Copies a completed snapshot to shared memory and reports it to the launcher; runs in a background thread."""
         if self._writes_copies:
             self._copies.write(step, self._snapshots[step])
         self._link.has_snapshot(step)
 
     def _has_lost_worker(self, _: Exception) -> bool:
-        """Called, in a thread, with the exception of a failed snapshot: returns whether the workers change."""
+        """Returns whether a failed snapshot is due to a change of workers; runs in a background thread."""
         return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=False)
 
     # Joining
@@ -156,7 +156,7 @@ def _is_of_collective(error: BaseException) -> bool:
 
 
 def _name_deleted(error: BaseException, place: Place) -> None:
-    """Adds the cause to the error of an array that outlived its epoch."""
+    """Adds an explanation to the error for an array that was created in an earlier membership epoch."""
     if place.epoch > 1 and isinstance(error, RuntimeError) and _DELETED in str(error):
         error.add_note(
             f"mirrored: the array was created before the workers changed (this is epoch {place.epoch}); arrays of JAX "

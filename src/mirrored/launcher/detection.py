@@ -64,7 +64,7 @@ def _in_slurm(environment: Mapping[str, str]) -> MachinePlace | None:
 
 
 def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> MachinePlace | None:
-    """Returns this launcher's machine in an indexed job with a headless service: pod i of "train" is train-i."""
+    """Returns this launcher's machine in a Kubernetes indexed job, in which pod i of the job "train" is train-i."""
     index = environment.get("JOB_COMPLETION_INDEX")
     if not environment.get("KUBERNETES_SERVICE_HOST") or index is None:
         return None

@@ -89,7 +89,7 @@ class ElasticSupervisor(Supervisor):
         self._events.write("started", worker=slot, process=worker.process.pid)
 
     def _supervise(self) -> Failure | None:
-        """Runs the job until its workers have ended; returns its failure, if it has failed."""
+        """Runs the job until its workers have ended; returns the failure that ended the job, or None."""
         while True:
             self._wait_for_news()
             asking = []
@@ -116,7 +116,7 @@ class ElasticSupervisor(Supervisor):
         return Failure(f"{self._cause}; no worker is left" if self._cause else "all workers have ended", 1)
 
     def _say_who_has_returned(self) -> None:
-        """Prints once per epoch that some training functions have returned while others still run, perhaps forever."""
+        """Prints once per membership epoch that some workers' training functions returned while others still run."""
         if not self._returned_at or self._membership.has_ended:
             return
         if time.monotonic() - max(self._returned_at.values()) < _RETURNED_SECONDS:
@@ -149,7 +149,7 @@ class ElasticSupervisor(Supervisor):
         return None
 
     def _refusal(self, member: Member, message: dict[str, Any]) -> str | None:
-        """Returns why a worker that has arrived cannot join: how it differs from the others. None if it can join."""
+        """Returns how a new worker differs from the others, so that it cannot join; None if it can join."""
         own = message.get("description")
         if own is None:
             return None
@@ -159,7 +159,7 @@ class ElasticSupervisor(Supervisor):
         return None if expected is None else refusal(expected, own)
 
     def _refuse(self, key: WorkerKey, member: Member, why: str) -> Failure | None:
-        """Ends a worker that differs from the others, whose replacement would differ as well."""
+        """Ends a worker whose versions, flags or CPU differ from the others', and does not replace the worker again."""
         self._forget(key, member, "is refused")
         self._replacements.give_up(key[0])
         said = (
@@ -194,7 +194,7 @@ class ElasticSupervisor(Supervisor):
         return []
 
     def _take_fact(self, key: WorkerKey, member: Member, message: dict[str, Any]) -> None:
-        """Handles a message that does not change the membership."""
+        """Handles a worker's message that does not change which workers are members of the job."""
         match message["kind"]:
             case "stepped":
                 member.has_stepped = True
@@ -221,7 +221,7 @@ class ElasticSupervisor(Supervisor):
             )
 
     def _restart_processes(self, reason: str) -> None:
-        """Restarts all processes after failures from now on, because they cannot leave their epoch."""
+        """Makes every later failure restart all processes, because a process cannot leave its membership epoch."""
         if self._restart_reason is None and (self._job.max_workers or 0) > self._job.workers:
             self._output.say(f"--max-workers has no effect: no worker can join, because {reason}")
         self._restart_reason = reason
@@ -231,7 +231,7 @@ class ElasticSupervisor(Supervisor):
                 member.end()
 
     def _restart_all_after_failures(self) -> None:
-        """Supervises the workers as without ``--elastic`` from now on: the program has no elastic function."""
+        """Makes every later failure restart all workers, because the program has no elastic training function."""
         if not self._is_restartable:
             self._is_restartable = True
             self._output.say(
@@ -240,14 +240,14 @@ class ElasticSupervisor(Supervisor):
             )
 
     def _join(self, commands: list[Command]) -> list[Command]:
-        """Records which workers join, if a committed step has made the members leave."""
+        """Records which workers join the job, if `commands` make the current members leave their epoch."""
         if commands:
             slots = ", ".join(str(key[0]) for key in self._membership.joining)
             self._changes(f"worker{'s' * (', ' in slots)} {slots} join{'s' * (', ' not in slots)}")
         return commands
 
     def _changes(self, cause: str) -> None:
-        """Records the cause of a change of the workers, and when it began."""
+        """Records why the set of workers changes, and when the change began."""
         if self._changing_since is None or not self._cause:
             self._changing_since = time.monotonic()
         if cause not in self._cause and not (self._cause and cause.startswith("a collective")):
@@ -281,7 +281,7 @@ class ElasticSupervisor(Supervisor):
     _lost_ports: tuple[int, ...] = ()
 
     def _begin(self, epoch: Epoch) -> None:
-        """Starts the coordination service of an epoch, and tells its members to begin."""
+        """Starts the coordination service of a membership epoch, and tells the epoch's members to begin."""
         count = len(epoch.members)
         with free_ports(count) as ports:
             pass
@@ -302,7 +302,7 @@ class ElasticSupervisor(Supervisor):
             self._say_change(epoch)
 
     def _end_services(self) -> None:
-        """Ends the coordination services of the epochs that all surviving workers have left."""
+        """Ends the coordination services of earlier membership epochs that no running worker uses any more."""
         newest = 0 if self._membership.epoch is None else self._membership.epoch.number
         held = {number for one in self._members.values() for number in one.holds}
         for number in [one for one in self._services if one < newest and one not in held]:
@@ -321,7 +321,7 @@ class ElasticSupervisor(Supervisor):
     # Failures
 
     def _failed_program(self, asking: list[Worker]) -> Failure | None:
-        """Returns the failure of a worker's own program, which ends the job; kills workers that only lost a peer."""
+        """Returns the failure that a worker's program has caused, if any; kills workers that have only lost a peer."""
         for worker in asking:
             if worker.failing is not None and worker.failing[0] == LOST_PEER and not self._membership.has_ended:
                 worker.let_go()
@@ -392,7 +392,7 @@ class ElasticSupervisor(Supervisor):
         return failure or self._execute(self._membership.lost(key))
 
     def _give_up(self, slot: int, how: str, code: int | None) -> Failure | None:
-        """Stops replacing the workers of a slot; ends the job if too few workers are left."""
+        """Stops replacing the worker of a slot; returns the job's failure if too few workers are left, else None."""
         self._output.say(f"worker {slot} {how} {STILLBORN_LIMIT} times before it could join; it is not replaced again")
         return self._failure_without(f"worker {slot} {how}", shell_code(code or 1))
 
@@ -403,11 +403,11 @@ class ElasticSupervisor(Supervisor):
         return Failure(reason, code) if arrived < fewest else None
 
     def _needs_all(self) -> bool:
-        """Returns whether the next epoch needs all workers: the first one, and if all processes restart."""
+        """Returns whether the next membership epoch needs all workers: if it is the first or restarts all processes."""
         return self._membership.epoch is None or self._restart_reason is not None
 
     def _kill_silent(self) -> Failure | None:
-        """Kills workers that are stopped, or do not leave or join an epoch, so that they can never write again."""
+        """Kills workers that are stopped, or late in leaving or joining an epoch, so that they cannot resume later."""
         # While an epoch runs, no worker waits for others, and `missing` has no meaning.
         is_incomplete = not self._membership.is_running and self._membership.missing > 0
         is_awaited = is_incomplete and any(one.has_arrived for one in self._members.values())

@@ -137,7 +137,7 @@ def worker_environment(
 
 
 def check_cluster(job: Job, environment: Mapping[str, str]) -> None:
-    """Raises an error if the workers of a job on one machine would replace the cluster that TF_CONFIG describes.
+    """Raises an error if starting workers on this machine would override the multi-process cluster in TF_CONFIG.
 
     Raises:
         ClusterError: TF_CONFIG has other processes, and the job several workers or changing ones.
@@ -158,7 +158,7 @@ def check_cluster(job: Job, environment: Mapping[str, str]) -> None:
 
 
 def _of_outer_job(base: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the variables of another job, if a worker of that job has started this launcher."""
+    """Returns the names of environment variables to drop because they are from an outer `mirrored run` job."""
     internal = (settings.ELASTIC.name, settings.COPY_FDS.name, settings.LAUNCHER_FD.name)
     return (*internal, "TF_CONFIG") if settings.RESTART.is_set(base) else internal
 
@@ -203,7 +203,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 
 
 def has_cuda_plugin() -> bool:
-    """Returns whether JAX will find a plugin for CUDA, without starting JAX: looks in the same places."""
+    """Returns whether JAX will find a CUDA plugin; searches the same packages and entry points without starting JAX."""
     found = importlib.util.find_spec("jax_plugins")
     folders = [] if found is None else found.submodule_search_locations or []
     names = [one.name for one in pkgutil.iter_modules(folders)]

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _exit(error: SystemExit) -> None:
-    """Ends the process with the status given to `sys.exit`: normally if it is success, at once if it is failure."""
+    """Ends the process after `sys.exit`: normally if the status is 0, else immediately, without cleanup."""
     if error.code is None or error.code == 0:
         raise error
     is_number = isinstance(error.code, int)
@@ -60,7 +60,7 @@ def _exit(error: SystemExit) -> None:
 
 
 def _die_with_the_launcher() -> None:
-    """Asks the kernel to kill this process when its launcher ends (Linux; elsewhere the closed channel reveals it)."""
+    """Asks the Linux kernel to kill this process when its launcher ends; does nothing on other systems."""
     if sys.platform != "linux":
         return
     launcher = os.getppid()
@@ -84,7 +84,7 @@ def _loaded_file(arguments: list[str]) -> tuple[types.CodeType, types.ModuleType
 
 
 def _look_first_in(folder: str) -> None:
-    """Replaces the first entry of `sys.path`, the working directory, as Python does for a program or a module.
+    """Sets the first entry of `sys.path` to `folder`, as Python does when it runs a program or module.
 
     In Python's safe mode (``-P``, PYTHONSAFEPATH) there is no such entry, and the first one is another.
     """

@@ -151,7 +151,7 @@ class Hub:
         return None
 
     def _stop(self, reason: str) -> None:
-        """Ends the workers of all machines; before their next start all launchers identify themselves again."""
+        """Makes all launchers end their workers; each must identify itself again before the next start."""
         self._started = False
         here, self._here = self._here, {}
         for _, channel in here.values():
@@ -300,7 +300,7 @@ class LauncherRendezvous(Coordination):
             channel.close()
 
     def _addresses(self, machines: list[dict[str, Any]]) -> list[str]:
-        """Returns the workers' addresses: machine 0 by the coordinator's name, the others as machine 0 sees them."""
+        """Returns all workers' addresses: the coordinator's host for machine 0, hosts as observed by it for others."""
         hosts = [self._host if rank == 0 else str(machine["host"]) for rank, machine in enumerate(machines)]
         named = [f"[{host}]" if ":" in host else host for host in hosts]
         return [f"{host}:{port}" for host, machine in zip(named, machines, strict=True) for port in machine["ports"]]

@@ -87,7 +87,7 @@ class Supervisor:
         return self._restart_after(self._generation(reaper, 0), reaper)
 
     def _restart_after(self, failure: Failure | None, reaper: ReaperClient) -> int:
-        """Restarts all workers after the failure of the first ones, and of later ones; returns the exit status."""
+        """Restarts all workers after every failure, up to the job's limit of restarts; returns the exit status."""
         restart = 0
         while failure is not None:
             if failure.code == _INTERRUPTED or self._terminated_at is not None or restart >= self._job.max_restarts:
@@ -212,11 +212,11 @@ class Supervisor:
         return _failure_of(culprit, next((worker.note for worker in self._workers if worker.note), None))
 
     def _blamable(self) -> list[Worker]:
-        """Returns the workers whose failure is a failure of the job."""
+        """Returns the workers whose failure makes the job fail: all workers, unless a subclass excludes some."""
         return self._workers
 
     def _collect_reports(self, culprit: Worker) -> None:
-        """After a hang, waits until the other workers have printed their stack traces, at their own time limits."""
+        """After a hang, waits until the other workers have also detected the hang and printed their stack traces."""
         end = time.monotonic() + _SHOW_SECONDS
         others = [worker for worker in self._workers if worker is not culprit]
         while others and time.monotonic() < end:

@@ -90,7 +90,7 @@ def refuse_keys(given: Iterable[object], called: str, of_dicts: str) -> None:
 
 
 def _dense(gradient: object, variable: Variable) -> object:
-    """Returns sparse rows (`tf.IndexedSlices`) as an array of the variable's shape, and a Python number as a float.
+    """Converts sparse rows to a dense array, and an int to a float; returns any other gradient unchanged.
 
     Other gradients are returned unchanged. An int would become an integer array, whose step is rounded to 0.
     """
@@ -128,7 +128,7 @@ def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
 
 
 def _paired(gradients: PyTree, places: Sequence[tuple[Any, Any]], called: str) -> list[tuple[Any, Any]]:
-    """Pairs gradients with the leaves of a tree, given with their paths."""
+    """Pairs a tree of gradients with the leaves of a tree of variables, after checking that the paths match."""
     given = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=_is_leaf)[0]
     found = f"a tree of {len(given)} gradients was passed for a tree of {len(places)} variables"
     if len(given) == len(places):
@@ -175,7 +175,7 @@ class PairsOf(list[Pair]):
 
 
 def pairs_in_key_order(given: Sequence[Any], pairs: Sequence[Pair]) -> list[Variable]:
-    """Returns the variables of `pairs`, which `as_pairs` made of `given`, in the order of the keys of the dicts."""
+    """Returns the variables of `pairs` in the key order of the dicts in `given`, from which the pairs were made."""
     variables = given.variables if isinstance(given, PairsOf) else [one for _, one in given]
     return in_key_order(variables, [variable for _, variable in pairs])
 
@@ -245,12 +245,12 @@ def _arrays_for_variables(found: str, called: str) -> StructureError:
 
 
 def _is_parameter(leaf: object) -> bool:
-    """Whether a leaf is an array of a kind that is trained."""
+    """Returns whether a leaf is a floating-point or complex array, which can be trained."""
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def _has_arrays(tree: PyTree) -> bool:
-    """Whether a tree contains arrays, that is, parameters that were not given to `mirrored.mirror`."""
+    """Returns whether a tree contains plain arrays, i.e. parameters that `mirrored.mirror` has not converted."""
     return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(tree))
 
 
@@ -366,7 +366,7 @@ def note_summed(called: str, gradients: Sequence[Any]) -> None:
 def _aligned(
     replicas: Sequence[Sequence[Pair]], runner: ReplicaRunner, called: str
 ) -> tuple[list[Variable], list[list[Any]], tuple[str, ...]]:
-    """Returns the variables that any replica has a gradient for, their gradients, and the names of the others."""
+    """Returns the variables for which any replica has a gradient, their gradients, and the other variables' names."""
     variables = {id(variable): variable for pairs in replicas for _, variable in pairs}
     given = [{id(variable): gradient for gradient, variable in pairs} for pairs in replicas]
     rows = {key: [gradients.get(key) for gradients in given] for key in variables}

@@ -165,7 +165,7 @@ class Optimizer:
         return Made(scalars, self._slots.groups())
 
     def given_rate(self) -> LearningRate | None:
-        """Returns the learning rate with its schedule or number, for checkpoints; None for a transformation's own."""
+        """Returns the learning rate given to the optimizer, for checkpoints; None if optax has its own rate."""
         return self._rate
 
     def __repr__(self) -> str:
@@ -362,7 +362,7 @@ class Optimizer:
             self._rate.build()
 
     def _build(self, variables: Sequence[Variable], order: Callable[[], Sequence[Variable]]) -> None:
-        """Creates the state (counters, learning rate, slots) that these variables need and that is missing.
+        """Creates the optimizer state (counters, learning rate, slots) that the given variables need and lack.
 
         `order` returns the variables in the order in which `apply` takes their gradients.
 

@@ -66,7 +66,7 @@ class LearningRate:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The function of the step, or None."""
+        """The learning rate as a function of the step; None for a constant learning rate."""
         return self._schedule
 
     @property
@@ -350,7 +350,7 @@ def with_rate(factory: Callable[..., optax.GradientTransformation]) -> Transform
 
 
 def _refuse_kept_rate(state: optax.OptState) -> None:
-    """Raises an error for a state with a learning rate, which `optax.inject_hyperparams` keeps from `init` on."""
+    """Raises an error if an optax state stores the learning rate, so that later changes would be ignored."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     is_scheduled = any(".hyperparams_states['learning_rate']" in path for path in paths)
     if not is_scheduled and any(path.endswith(".hyperparams['learning_rate']") for path in paths):

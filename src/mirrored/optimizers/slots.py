@@ -118,7 +118,7 @@ def _plain(leaf: Operand) -> Any:
 
 
 def _siblings(paths: Sequence[Path]) -> dict[Path, set[Any]]:
-    """Returns the keys of each dict in the state, by the dict's path."""
+    """Returns the keys of each dict in an optax state, by the dict's path in the state."""
     keys: dict[Path, set[Any]] = {}
     for path in paths:
         for at, entry in enumerate(path):
@@ -382,7 +382,7 @@ class Slots:
     def _initial_state(
         self, named: dict[str, Variable], rate_now: Callable[[], jax.Array | None], layout: SlotLayout
     ) -> list[jax.Array]:
-        """Computes the initial state of these variables' slots eagerly, even inside a trace.
+        """Computes the initial values of the given variables' slots eagerly, even inside a trace.
 
         In a trace it uses the stored values, that is, the variables' values when the compiled program starts.
 
@@ -405,7 +405,7 @@ class Slots:
             return self._rule.initial_state(stored, 0.0 if isinstance(rate, Tracer) else rate, layout)
 
     def _new_names(self, variables: Sequence[Variable]) -> list[str]:
-        """Returns the keys of variables in optax's trees, which are unique in this optimizer.
+        """Returns the key of each variable in optax's trees; the keys are unique within this optimizer.
 
         Generated names are numbered per optimizer. With the numbers that the process has given them, each model would
         have trees with other keys, which JAX would trace and cache again. The leaves could also have another order
@@ -431,7 +431,7 @@ class Slots:
         return name
 
     def _check_shared(self, named: dict[str, Variable], leaves: Sequence[SlotLeaf]) -> None:
-        """Raises an error if a leaf that all variables share would change its shape because variables are added."""
+        """Raises an error if adding variables would change the shape of optax state that all variables share."""
         if not self._seen:
             return
         together = self._rule.layout({**self._seen, **named})

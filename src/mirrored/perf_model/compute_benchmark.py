@@ -65,7 +65,7 @@ def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenc
 
 
 def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
-    """Returns a function that runs the next step, and donates the previous step's state as the compiled step does."""
+    """Returns a function that runs the next training step, and donates the state of the previous step."""
     assigned = [id(variable) for variable in part.pure.assigns]
     carried = [place for place, variable in enumerate(part.pure.reads) if id(variable) in assigned]
     order = [assigned.index(id(part.pure.reads[place])) for place in carried]
@@ -93,7 +93,7 @@ def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
 
 
 def _over(mesh: Mesh, part: BatchShare, carried: Sequence[int], program: Callable[..., Any]) -> Callable[[], Any]:
-    """Returns a function that runs `program` on every device of the mesh, with the state that its last call left."""
+    """Returns a function that runs `program` on all devices of a mesh, each time on the state of the previous call."""
     operand_specs = [_EACH if spread else _TOGETHER for spread in part.is_spread]
     # The specs declare the state replicated, as in the step. Its copies may diverge here, so `check_vma` is off.
     mapped = jax.shard_map(

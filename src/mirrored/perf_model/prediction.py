@@ -226,7 +226,7 @@ class _Model:
     def here(
         self, replicas: int, share: int, network: Network | None = None, examples: int | None = None
     ) -> Prediction:
-        """Predicts a step of replicas on this machine; if they outnumber its devices, its time grows in proportion."""
+        """Predicts a step on this machine; the time grows in proportion to the number of replicas per device."""
         parts, observed = self._parts, self._observation
         devices = min(replicas, parts.num_local_devices)
         crowd = replicas / devices

@@ -107,7 +107,7 @@ class TracedStep:
         self.share = next((int(one.shape[1]) for one, is_spread in described if is_spread and len(one.shape) > 1), 1)
 
     def _spread_the_batch(self) -> None:
-        """Finds the batch among a single replica's arrays: those with the leading dimension of the largest candidate.
+        """Marks the arguments that form the batch: candidates with the same leading dimension as the largest one.
 
         The candidates are the arrays that are new in each call; if there are none, those that no call has returned.
         """
@@ -187,7 +187,7 @@ class TracedStep:
         ]
 
     def _pure(self, described: Sequence[Any], device_assignment: DeviceAssignment | None) -> Pure:
-        """Returns the step as a pure function of its variables and arrays, for replicas on these devices."""
+        """Returns the step as a pure function of its variables and arrays, for a given device assignment."""
 
         def step(*inputs: Any) -> list[Any]:
             filled = [
@@ -235,14 +235,14 @@ def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share
 
 
 def _filled(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
-    """Returns the argument that the step receives for an array of its batch: one component per replica."""
+    """Returns a stacked array of the batch as the step's argument: a `PerReplica`, or its only row without devices."""
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)
 
 
 def _filled_whole(leaf: Leaf, value: jax.Array) -> Any:
-    """Returns the argument that the step receives for an array outside of its batch, in the original's type."""
+    """Returns a non-batch array as the step's argument: a `Mirrored` if the original argument is one."""
     return Mirrored(value, leaf.num_replicas) if isinstance(leaf, Mirrored) else value
 
 
@@ -265,7 +265,7 @@ def _nbytes(variable: VariableLike) -> int:
 
 
 def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
-    """Returns the local devices of the assignment's platform, those of the assignment first."""
+    """Returns the local devices of the assignment's platform, with the devices of the assignment first."""
     if device_assignment is None:
         return tuple(jax.local_devices())
     own = device_assignment.addressable_devices
@@ -273,7 +273,7 @@ def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
 
 
 def _abstract(device_assignment: DeviceAssignment, replicas: int) -> DeviceAssignment:
-    """Returns the assignment of `replicas` replicas to devices that need not exist."""
+    """Returns a device assignment of `replicas` replicas with an abstract mesh, i.e. without real devices."""
     elsewhere = DeviceAssignment((device_assignment.devices[0],) * replicas, replicas)
     # `mesh` is a cached property. Setting the cached value replaces the mesh of real devices with an abstract one.
     elsewhere.__dict__["mesh"] = AbstractMesh((replicas,), (AXIS,), axis_types=(AxisType.Auto,))
@@ -282,7 +282,7 @@ def _abstract(device_assignment: DeviceAssignment, replicas: int) -> DeviceAssig
 
 @contextmanager
 def _moved(strategies: Sequence[Any], device_assignment: DeviceAssignment | None) -> Iterator[None]:
-    """Gives strategies another device assignment inside the block."""
+    """Replaces the device assignment of strategies during a ``with`` block."""
     before = [strategy._device_assignment for strategy in strategies]
     try:
         for strategy in strategies:

@@ -64,7 +64,7 @@ class DetectedStep:
 
 @dataclasses.dataclass
 class _Calls:
-    """The calls of a function with one signature: their times, and the places of arguments as in `DetectedStep`."""
+    """The calls of a function with one signature: their times, and which arguments change or were returned before."""
 
     step: list[float] = dataclasses.field(default_factory=list)
     dispatch: list[float] = dataclasses.field(default_factory=list)
@@ -92,12 +92,12 @@ class _Record:
 
     @property
     def order(self) -> tuple[int, float]:
-        """The number of calls, and their total time."""
+        """A sort key: the number of calls, and their total time in seconds."""
         times = [one.step for one in self.calls.values()]
         return sum(map(len, times)), sum(map(sum, times))
 
     def calls_like(self, leaves: list[Any], treedef: Hashable) -> _Calls:
-        """Returns the calls with the signature of these arguments, and notes which of them differ or were returned."""
+        """Returns the earlier calls with the same signature, and records which arguments are new or were returned."""
         calls = self.calls.setdefault((treedef, *map(_kind, leaves)), _Calls())
         if len(leaves) == len(self.leaves):
             calls.differing |= {place for place, leaf in enumerate(leaves) if leaf is not self.leaves[place]}
@@ -144,7 +144,7 @@ class _CallWatch:
         return result
 
     def _has_many_signatures(self, record: _Record) -> bool:
-        """Returns whether a function gets so many different shapes that its most common signature takes too long."""
+        """Returns whether a function has so many call signatures that timing the most common one takes too long."""
         count, seconds = record.order
         return count >= _MOST_SIGNATURES * (self._steps + _WARM_UP) and seconds >= _MOST_SIGNATURES * self._seconds
 

@@ -1,4 +1,4 @@
-"""Identifies the functions that a function driven from Python passes to `Strategy.run`, by what they do."""
+"""Identifies functions passed to `Strategy.run` in untraced code by their bytecode and captured values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def code_of(function: Callable[..., Any]) -> Hashable:
-    """Returns a function's code, or another callable object itself, or its class if the object has no hash."""
+    """Returns a function's code object; for other callables, the object itself or, if it is unhashable, its class."""
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(function, "__code__", None)
@@ -39,7 +39,7 @@ def code_of(function: Callable[..., Any]) -> Hashable:
 
 
 def closure_key(function: Callable[..., Any], key_of: KeyOf) -> Hashable:
-    """Returns a key that is equal for functions with the same code and the same values.
+    """Returns a key that is equal for functions with the same code, globals, and captured or bound values.
 
     Args:
         function: A function, or another object that can be called.
@@ -51,7 +51,7 @@ def closure_key(function: Callable[..., Any], key_of: KeyOf) -> Hashable:
 
 
 class _Keys:
-    """The keys of the objects that can be reached from one function."""
+    """Computes the cache key of one function from its code and the keys of its captured and bound values."""
 
     def __init__(self, key_of: KeyOf) -> None:
         self._key_of = key_of
@@ -59,7 +59,7 @@ class _Keys:
         self._seen: dict[int, int] = {}
 
     def key(self, value: Any) -> Hashable:
-        """Returns the key of a function or of one of its values."""
+        """Returns the key of a function, or of a value that a function captures."""
         kind = type(value)
         if kind is types.MethodType:
             return kind, self.key(value.__func__), _Same(value.__self__)
@@ -116,7 +116,7 @@ def _plain_key(container: Any) -> Hashable | None:
 
 
 class _Same:
-    """A cache key that compares an object by identity and keeps it alive, so that no other one gets its `id`."""
+    """A cache key that compares an object by identity, and keeps the object alive so that its `id` stays unique."""
 
     __slots__ = ("_value",)
 

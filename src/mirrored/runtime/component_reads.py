@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns a sync-on-read variable's stacked components unchanged, with gradients redirected to the array `one`.
+    """Returns a sync-on-read variable's stacked components unchanged; gradients flow to the array `one` instead.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
@@ -50,7 +50,7 @@ def component_of(value: PerReplica, local: int) -> Any:
 
 
 def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
-    """Returns the components of a stacked value that a tape tracks, as rows of it on the replicas' devices, or None."""
+    """Returns each replica's row of a stacked value that a tape tracks, on the replica's device; else None."""
     if device_assignment is None or device_assignment.spans_processes or not is_tracked(stacked):
         return None
     rows = whole_rows(stacked, device_assignment)

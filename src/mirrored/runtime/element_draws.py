@@ -1,4 +1,4 @@
-"""Random numbers in functions of datasets, such as that of `map`: they depend on the element, not on the thread.
+"""Random numbers in functions that a dataset calls per element (as in `map`), independent of thread timing.
 
 Threads of a pipeline call such functions, several at a time and ahead of the program. If they drew from the program's
 streams, the numbers would depend on the timing of the threads. Each call therefore has a stream of its own, keyed by
@@ -24,7 +24,7 @@ _MASK = 2**64 - 1
 
 @dataclasses.dataclass(frozen=True)
 class FunctionDraws:
-    """The random numbers of one function of a dataset in one pass over the data.
+    """The random numbers of a function that a dataset calls per element, during one pass over the data.
 
     Attributes:
         pipeline: A number of the pipeline, which saved positions contain; 0 for a pass that only infers a spec.
@@ -38,7 +38,7 @@ class FunctionDraws:
 
 
 class ElementDraws:
-    """The random numbers of one call of a function of a dataset.
+    """The random numbers of one call of a function that a dataset calls per element.
 
     Args:
         function: The function and the pass.
@@ -52,11 +52,11 @@ class ElementDraws:
 
     @property
     def pipeline(self) -> int:
-        """The number of the pipeline; 0 for a pass that only infers a spec."""
+        """The number of the input pipeline that calls the function; 0 for a pass that only infers an element spec."""
         return self._function.pipeline
 
     def next_number(self) -> int:
-        """Draws a number for the pipeline that the function reads."""
+        """Draws the non-zero number of a nested pipeline, over which this function iterates."""
         low, high = self.next_words(self.pipeline)
         return (int(high) << 32 | int(low)) % 2**62 | 1
 
@@ -74,12 +74,12 @@ class ElementDraws:
 
 
 def packed(numbers: Sequence[int]) -> bytes:
-    """Returns integers as bytes, of each the lowest 64 bits."""
+    """Packs the lowest 64 bits of each integer into bytes."""
     return struct.pack(f"<{len(numbers)}Q", *(number & _MASK for number in numbers))
 
 
 class Pipelines:
-    """Numbers the pipelines that draw from one stream, in the order of their first draws.
+    """Numbers the input pipelines that draw from one random stream, in the order of their first draws.
 
     The numbers are the same in the next run of the program, unlike those of `FunctionDraws.pipeline`.
     """
@@ -89,7 +89,7 @@ class Pipelines:
         self._lock = threading.Lock()
 
     def number_of(self, pipeline: int) -> int:
-        """Returns the number of a pipeline."""
+        """Returns the number of an input pipeline, assigned at its first draw; 0 for a pass that only infers a spec."""
         if not pipeline:
             return 0
         with self._lock:
@@ -97,7 +97,7 @@ class Pipelines:
 
 
 class DrewWhileTracing(BaseException):
-    """Exception that ends the trace of a function that draws random numbers and is called by a function of a dataset.
+    """Exception that ends the trace of a compiled function that draws random numbers for a dataset's element.
 
     Its program would have the numbers of one element. In functions of datasets it then runs as Python.
 
@@ -106,12 +106,12 @@ class DrewWhileTracing(BaseException):
 
 
 def element_draws() -> ElementDraws | None:
-    """Returns the random numbers of the dataset's function that this thread calls; None outside of such functions."""
+    """Returns the random numbers for the dataset element that this thread computes; None in other code."""
     return ambient().element
 
 
 def drawing_for(function: FunctionDraws | None, index: int) -> AbstractContextManager[Any]:
-    """Returns a context manager in which a function of a dataset is called for an element.
+    """Returns a context manager in which random draws are those of one function for one dataset element.
 
     Args:
         function: The function and the pass; None changes nothing.

@@ -45,6 +45,6 @@ def entry_point(function: F) -> F:
 
 @contextmanager
 def outside_of_everything() -> Iterator[None]:
-    """Leaves the scopes, runs, tapes and traces of this thread during a ``with`` block, to assign variables at once."""
+    """Leaves this thread's scopes, runs, tapes and traces in a ``with`` block, so that assignments run immediately."""
     with within(strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, driver=None), eager():
         yield

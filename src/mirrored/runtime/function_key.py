@@ -63,7 +63,7 @@ class CodeKey:
 
 
 class Numbers:
-    """A comparison key of the numbers and strings in a container or object; elements differ only if both have them.
+    """A comparison key of the numbers and strings in a container or object, compared by value.
 
     Elements are compared only if the containers are different objects: all replicas share what `run` closes over.
     """
@@ -166,7 +166,7 @@ def _own_code(function: object) -> object:
 
 
 def _chain(function: object) -> list[Any]:
-    """Returns a function without bound arguments, and those that it wraps as `functools.wraps` notes it."""
+    """Returns a function without its bound arguments, followed by the functions that it wraps (`functools.wraps`)."""
     found: list[Any] = []
     while function is not None and not any(function is one for one in found):
         function = _unbound(function)
@@ -192,7 +192,7 @@ def _is_function(value: object) -> bool:
 
 
 def _bound(function: object, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields the values that a function is bound to, also those of functions that it closes over or wraps.
+    """Yields the names and values that a function, and the functions it closes over or wraps, are bound to.
 
     They are scalars, arrays, and the keys of containers and functions.
     """

@@ -230,7 +230,7 @@ class IteratedWhileTracing(BaseException):
 
 
 class IteratedAsPython:
-    """Marker base class of datasets and their iterators.
+    """Marker base class of datasets and iterators: a compiled function that gets one first runs as Python.
 
     The first call of a compiled function that has one among its arguments runs as Python: a trace would execute what
     precedes the loop once more. If this call takes no elements, later ones are compiled.
@@ -318,7 +318,7 @@ class Driver:
         return self._compiled[key]  # type: ignore[no-any-return]
 
     def run(self, function: Callable[..., Any], compiled: Any, run: Callable[[], Any]) -> Any:
-        """Returns the result of `run`, which calls `compiled`, the compiled `function`.
+        """Calls `run()`; if that changes objects that `function` captures, caches `compiled` under the new key, too.
 
         A trace, or an eager run of uneven batches, may change a list or dict that the function closes over. The program
         is then the one for the contents after it, too, or every later call would trace anew.

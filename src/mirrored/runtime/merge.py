@@ -40,7 +40,7 @@ class Given(NamedTuple):
         return f"{self.label} {self.shown}"
 
     def differs_from(self, other: Given) -> bool:
-        """Returns whether two replicas passed different arguments.
+        """Returns whether this argument and the argument `other` of another replica differ.
 
         If the comparison of the arguments raises an exception, they count as different only if their types differ.
         """
@@ -87,7 +87,7 @@ class Merge:
     enclosed: tuple[tuple[str, Any], ...] = ()
 
     def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Calls `run` for all replicas; undoes its assignments of variables if user code in it raises an exception."""
+        """Executes the operation for all replicas; undoes variable assignments if its user code raises an exception."""
         return or_undone(lambda: self.run(payloads)) if self.calls_user_code else self.run(payloads)
 
 
@@ -182,7 +182,7 @@ class Guard(Protocol):
     """Protocol of wrappers that call a function and, after an exception, undo the function's variable assignments."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
-        """Returns the result of `call`, and undoes its assignments if it raises."""
+        """Calls `call` and returns its result; undoes the variable assignments of `call` if it raises an exception."""
         ...
 
 

@@ -89,7 +89,7 @@ class OverlayStore(VariableStore):
         return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
 
     def _row_of(self, replica: int) -> int:
-        """Returns the row of a local replica in a stacked value, which in an eager run has one row per slot."""
+        """Returns a local replica's row in a stacked value: the replica's slot in an eager run, else its index."""
         return int(self._runner.device_assignment.slots.of(replica)) if self._is_eager() else replica
 
     def _spread(self, variable: VariableLike, value: jax.Array) -> Any:

@@ -96,7 +96,7 @@ class ReplicaRunner(abc.ABC):
         """Like `reduce`, but returns one copy of each result per local replica, each with its own gradient."""
 
     def all_reduce_given(self, op: Any, columns: Sequence[Sequence[Any] | None]) -> list[list[Any] | None]:
-        """Like `all_reduce`, of arrays of which a replica may lack some; the results that no replica has are None.
+        """Like `all_reduce`, for arrays that some replicas lack; the result is None if all local replicas lack it.
 
         Args:
             op: The reduction.
@@ -137,7 +137,7 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def component(self, value: Leaf, local: int) -> Any:
-        """Returns the part of a cross-replica value that belongs to one local replica."""
+        """Returns one local replica's component of a cross-replica value."""
 
     def components_each(self, value: Leaf) -> list[Any]:
         """Returns the component of each local replica, given a cross-replica value that `merge_call` returns."""

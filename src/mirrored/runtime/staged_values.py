@@ -38,7 +38,7 @@ class VariableLike(ReadableVariable, Protocol):
         ...
 
     def before_write(self) -> None:
-        """Lets the owner of a withheld value, such as a Keras training loop, store it before a new one."""
+        """Called before an assignment: lets, for example, a Keras training loop store a newer value that it holds."""
         ...
 
     def store(self, value: jax.Array, *, shared: bool = False) -> None:
@@ -67,7 +67,7 @@ class Created(list[Any], Bookkeeping):
 
     @property
     def repeats_trace(self) -> bool:
-        """Whether the function is traced again, and the program of this trace never runs.
+        """Whether this trace is discarded and the function is traced again, because the function created variables.
 
         Python code such as `if self.w is None` has taken the branch that creates state. Every later call takes the
         other branch, which the second trace records. Internal variables (the slots of an optimizer) need no second
@@ -77,7 +77,7 @@ class Created(list[Any], Bookkeeping):
 
 
 class CreatedByLine(dict[tuple[str, int], Any], Bookkeeping):
-    """The variables that the replicas of a `run` have created, by the line of user code and its number of executions.
+    """Maps a line of user code and its execution count to the variable that a `run`'s replicas create there.
 
     As bookkeeping it does not make a variable of a trace that the user's function drops count as kept.
     """
@@ -110,7 +110,7 @@ class StagedAssignment(Bookkeeping):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """What a capture tracer stands for: the value of a variable, or of one replica's component of the variable."""
+    """Identifies what a tracer stands for: a variable's value, or one replica's component of the variable."""
 
     variable: VariableLike
     local: int | None

@@ -65,11 +65,11 @@ class VariableStore(abc.ABC):
 
     @property
     def aggregates(self) -> bool:
-        """Whether a sync-on-read variable has one value here, the aggregate of its components (see `FunctionStore`)."""
+        """Whether this store holds the aggregate of a sync-on-read variable instead of the replicas' components."""
         return self.outer is not None and self.outer.aggregates
 
     def note_reduction(self, *, as_written: bool) -> None:
-        """Records that the traced code reduces values over replicas, and whether it must be compiled as written."""
+        """Records that the traced code reduces over replicas, and whether XLA must not merge equal computations."""
         if self.outer is not None:
             self.outer.note_reduction(as_written=as_written)
 
@@ -129,7 +129,7 @@ class VariableStore(abc.ABC):
         self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
 
     def reread(self, variable: VariableLike, newest: Any, before: Callable[[VariableLike], Any]) -> Any:
-        """Returns the newest assigned value of a variable for a read.
+        """Returns a variable's newest assigned value; gradients flow to its old value or through the assignment.
 
         Its gradients flow to the value that the variable had before, which `before` returns, as an assignment has no
         derivative; or on through the assignment, if it was made by a framework that differentiates assignments.
@@ -203,11 +203,11 @@ class FunctionStore(VariableStore):
 
     @property
     def aggregates(self) -> bool:
-        """See `VariableStore`."""
+        """Whether this store holds the aggregate of a sync-on-read variable instead of the replicas' components."""
         return self._aggregates
 
     def note_reduction(self, *, as_written: bool) -> None:
-        """See `VariableStore`."""
+        """Records whether a reduction forbids XLA to merge equal computations in this compiled function."""
         self.as_written |= as_written
 
     def whole(self, variable: VariableLike) -> Any:
@@ -362,7 +362,7 @@ class LocalReplicas(Protocol):
         ...
 
     def component(self, value: Leaf, local: int) -> Any:
-        """Returns the part of a cross-replica value that belongs to one local replica."""
+        """Returns one local replica's component of a cross-replica value."""
         ...
 
 
@@ -391,7 +391,7 @@ class TracedReplicaStore(ReplicaStore):
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
     def capture(self, variable: VariableLike, local: int | None) -> CaptureTracer:
-        """Returns the capture tracer of a variable or, if `local` is not None, of one local replica's component."""
+        """Returns the tracer that stands for a variable or, if `local` is not None, for one replica's component."""
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.component_shape, variable.dtype, Captured(variable, local))

@@ -14,7 +14,7 @@ from mirrored.values.distributed_values import DistributedValues
 
 
 def as_arguments(called: str, args: Any, spelled: str) -> tuple[Any, ...]:
-    """Returns positional arguments as a tuple; refuses one array in their place, which has rows, and a dict or string.
+    """Returns positional arguments as a tuple; raises an error for a single array, a dict or a string.
 
     Args:
         called: The method, for the message.
@@ -84,7 +84,7 @@ def check_gathered(called: str, shapes: Sequence[tuple[int, ...]], axis: int, wh
 
 
 def _violated(shapes: Sequence[tuple[int, ...]], axis: int) -> str | None:
-    """Returns the violated rule in the wording of TensorFlow's messages, for which users search."""
+    """Returns which rule of concatenation the shapes violate, in TensorFlow's words; None if they violate none."""
     rank = len(shapes[0])
     if any(len(shape) != rank for shape in shapes):
         return "Shape mismatch: Ranks of all input tensors should match"

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def is_given(value: object, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a replica's result is an object that its function received, not an array that it computed.
+    """Returns whether a replica function's result comes from outside the function, unlike an array that it computes.
 
     The function received an array if the array is among its arguments, closure variables, globals and defaults, or in
     an object among these. The replica has made all other arrays. Numbers, strings and other objects count as received.
@@ -343,7 +343,7 @@ def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], 
 
 @contextlib.contextmanager
 def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is_traced: bool) -> Iterator[None]:
-    """Context manager that raises an error naming the array if `fn` fails because the array's mesh has explicit axes.
+    """Context manager that names the array in the error if `fn` fails on an array whose mesh has explicit axes.
 
     JAX takes the axes of the array for those of the mesh of the run, and raises ``KeyError`` or ``ValueError``.
 

@@ -67,7 +67,7 @@ def run_compiled(
 
 @dataclasses.dataclass
 class _Output:
-    """One leaf of the result of `run`: a static object, or the position of its components in the body's outputs.
+    """One leaf of the result of `run`: a static object, or the index of its first component among the traced outputs.
 
     Attributes:
         shared: The object, if all replicas return the same one.
@@ -159,7 +159,7 @@ class _Run:
             )
 
     def _without_enclosed(self, body: Body, analysis: ReplicationCheck) -> Body:
-        """Checks that merges capture and read equal arrays on all replicas; drops these from the outputs."""
+        """Checks that values used by a `merge_call` are equal on all replicas; drops the values from the outputs."""
         enclosed, joined = list(zip(*self._runner.enclosed, strict=True)), self._runner.store.joined
         last = len(body.jaxpr.outvars)
         first = last - self._local * (len(enclosed) + len(joined))
@@ -174,7 +174,7 @@ class _Run:
         return body if first == last else body.giving(range(first))
 
     def _without_gradients(self, body: Body, analysis: ReplicationCheck) -> Body:
-        """Warns if gradients among the outputs come from a loss of the wrong scale; drops these from the outputs.
+        """Warns if an optimizer sums gradients of a wrongly scaled loss; drops the gradients from the outputs.
 
         Tracing appends the gradients that optimizers sum to the outputs, so that the loss scaling analysis finds them.
         """
@@ -247,7 +247,7 @@ class _Run:
     # Replication check
 
     def _analysis(self, body: Body) -> ReplicationCheck:
-        """Returns the replication check of a body; it also answers for the body with fewer outputs (`Body.giving`)."""
+        """Returns a traced body's replication check, which is also valid for fewer outputs (`Body.giving`)."""
         origins = [origin_of(constant) for constant in body.constants]
         origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
         return check_replication(body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None)
@@ -332,7 +332,7 @@ class _Run:
         return self._finish(list(stacked), mirrored)
 
     def _in_rows(self, value: object) -> bool:
-        """Returns whether a replicated value is passed to or from the run as one equal row per device."""
+        """Returns whether a replicated value enters and leaves `run` as an array ``[devices, ...]`` with equal rows."""
         return self._fixed_order and fixed_order_runs.has_gradient(value)
 
     def _operands(self, body: Body) -> tuple[list[Any], list[_Source]]:
@@ -370,7 +370,7 @@ class _Run:
         return announce_read(variable, whole)
 
     def _sorted(self, outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Splits the body's flat outputs into stacked components ``[local, ...]`` and replicated values."""
+        """Splits the traced body's flat outputs into stacked per-replica values and replicated values."""
         local = self._local
         columns: list[Sequence[Any]] = []
         mirrored: list[Any] = []
@@ -393,7 +393,7 @@ class _Run:
     # depend on the number of local replicas.
 
     def _unstack(self, arrays: Sequence[jax.Array]) -> list[list[Any]]:
-        """Returns the components of each array ``[local, ...]``; an empty slot gets those of the slot before it."""
+        """Splits arrays ``[local, ...]`` into components per replica slot; an empty slot repeats the previous slot."""
         group = self._runner.group_info
         if group.padded:
             arrays = [group.slots.repeated(array, group.is_real()) for array in arrays]
@@ -404,7 +404,7 @@ class _Run:
         return [[array[k] for k in range(self._local)] for array in arrays]
 
     def _stack(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Stacks the components of each column, ``[local, ...]``."""
+        """Stacks each value's components, one per local replica, into an array ``[local, ...]``."""
         if self._as_written:
             return stack_isolated(columns)
         return [jnp.stack(components) for components in columns]

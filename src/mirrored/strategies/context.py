@@ -41,7 +41,7 @@ _ALL_REDUCE: Final = "ReplicaContext.all_reduce"
 
 
 class _Opened(threading.local):
-    """The open ``with`` blocks of replica contexts in this thread: one context may be entered again inside itself."""
+    """The replica contexts that this thread has entered as ``with`` blocks; a context can be entered repeatedly."""
 
     def __init__(self) -> None:
         self.blocks: list[AbstractContextManager[Ambient]] = []
@@ -324,7 +324,7 @@ def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: St
 def _columns(
     called: str, payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
 ) -> list[list[Any] | None]:
-    """Collects the local replicas' components of each leaf, with zeros in place of None; None if no replica has it.
+    """Collects each leaf's components on the local replicas, with zeros for None; None for a leaf that all lack.
 
     Args:
         called: What the user called, for messages.

@@ -119,7 +119,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
 
 class _SetGlobally:
-    """State of `experimental_set_strategy`: the strategy that it has set, and its import hook."""
+    """State of `experimental_set_strategy`: the strategy, and the hook that integrates frameworks on import."""
 
     strategies: tuple[Any, ...] = ()
     finder: hooks.Finder | None = None

@@ -1,4 +1,4 @@
-"""`Strategy.run` outside a compiled function: with several replicas or one, inside a trace, and inside `merge_call`."""
+"""Executes `Strategy.run` eagerly, with one or several replicas, or nested in a trace or `merge_call`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FLAG: Final = "xla_gpu_deterministic_ops"
 def run_eager(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Executes one eager `Strategy.run`; an exception leaves all of the strategy's variables old, or all of them new.
+    """Executes one eager `Strategy.run`; an exception leaves either all or none of the assignments in effect.
 
     They are new only if an interrupt, such as Ctrl-C, comes after the assignments are committed.
     """

@@ -1,4 +1,4 @@
-"""Compares the values of the replicas of an eager run: bit by bit on this worker, by type or number with the others."""
+"""Compares an eager run's values: by bits between replicas of a worker, by dtype, shape or number between workers."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def check_equal_bits(variable: Variable, components: Sequence[Any], where: Seque
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value is a number whose identity says nothing about its origin."""
+    """Returns whether a value is a Python number or NumPy bool, which is compared by value instead of by identity."""
     return isinstance(value, (bool, int, float, complex, np.bool_))
 
 
 def shared_by_workers(columns: Sequence[Sequence[Any]], shared: Sequence[bool]) -> list[bool]:
-    """Returns which leaves the replicas share: one object on this worker and, if a number, equal on all workers.
+    """Returns which leaves all replicas share: one object on each worker and, if a number, equal on all workers.
 
     This is a collective operation: all workers must call the function.
 
@@ -79,7 +79,7 @@ def shared_by_workers(columns: Sequence[Sequence[Any]], shared: Sequence[bool]) 
 
 
 def one_type(place: int, types: Sequence[list[Any] | None]) -> list[Any] | None:
-    """Returns the dtype and the shape of an array in an all-reduce; None if no worker has it.
+    """Returns the dtype and shape that the workers give for an array of an all-reduce; None if all workers lack it.
 
     Args:
         place: The position of the array.

@@ -202,7 +202,7 @@ class EagerRunner(ReplicaRunner):
         return self.whole([jnp.asarray(payload_of(component)) for component in components])
 
     def commit(self) -> None:
-        """Assigns the values that the replicas have staged: to all variables or, after an exception, to all or none."""
+        """Stores the values that the replicas have assigned; after an exception, all or none of them are stored."""
         entries = list(self.store.staged.values())
         for entry in entries:
             entry.variable.before_write()
@@ -215,7 +215,7 @@ class EagerRunner(ReplicaRunner):
         assign_all_stored([entry.variable for entry in entries], values)
 
     def _stored(self, variable: Any, whole: Operand) -> Any:
-        """Returns the whole value of a variable with the sharding in which the variable stores it."""
+        """Returns a variable's value for all replicas, with the sharding in which the variable stores it."""
         if variable.device_assignment is None:
             return uncommitted(whole)
         if variable.per_replica:
@@ -321,7 +321,7 @@ class EagerRunner(ReplicaRunner):
         return value
 
     def _movable(self, components: Sequence[Any]) -> list[Any]:
-        """Uncommits components from their devices, to combine them outside the run; shared objects stay shared."""
+        """Uncommits components from their devices, for use outside the run; converts a repeated object only once."""
         if len(self.device_assignment.devices) == 1:
             return list(components)
         found = {id(component): movable(component) for component in components}
@@ -364,7 +364,7 @@ class EagerRunner(ReplicaRunner):
         return self.separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
 
     def separate(self, component: jax.Array) -> Any:
-        """Marks an array as one replica's own, even if several replicas hold the same object; returns the array."""
+        """Marks an array as belonging to one replica, so that it does not count as shared; returns the array."""
         self._separated[id(component)] = component
         return component
 
@@ -427,7 +427,7 @@ def _described(component: jax.Array) -> str:
 
 
 def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
-    """Returns the copy of an array that is on `device`; moves an array that is on one other device."""
+    """Returns the shard of an array on `device`; transfers an array that is on a single other device."""
     if len(value.sharding.device_set) == 1:
         return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
     return next((shard.data for shard in value.addressable_shards if shard.device == device), value)

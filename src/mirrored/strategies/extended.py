@@ -320,5 +320,5 @@ class StrategyExtended:
 
 
 def _current(leaf: Leaf) -> Any:
-    """Returns the current value of a variable, and other leaves as `as_given`."""
+    """Returns a variable's current value; converts any other leaf with `as_given`."""
     return leaf.read_value() if isinstance(leaf, Variable) else as_given(leaf)

@@ -78,7 +78,7 @@ def with_fixed_order(
 
 
 class _Constants:
-    """Supplies the values that a traced body captures; one `fan_out` copies each to all local replicas."""
+    """Supplies the values that a traced body captures, each copied to all local replicas by one `fan_out`."""
 
     def __init__(self, runner: TracingRunner) -> None:
         self._runner = runner

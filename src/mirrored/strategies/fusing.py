@@ -63,7 +63,7 @@ class _Body:
         self._count = runner.num_local
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
-        """Evaluates equations once their operands are known, and each group of corresponding equations as one."""
+        """Evaluates a jaxpr in dataflow order; equations that correspond in all local replicas are evaluated as one."""
         self._calls = Calls(self._runner.group_info)
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True))
         groups = self._groups(jaxpr)

@@ -1,4 +1,4 @@
-"""Isolates empty slots for replicas on a device: no gradient flows out of an empty slot, and it calls no Python code.
+"""Isolates device slots without a replica: an empty slot emits no gradients and calls no Python functions.
 
 If the number of devices does not divide the number of replicas, the program of every device has a slot that some
 devices do not need (`topology.slots`). There it is *padded*: it computes the same as the slot before it, from the same
@@ -76,7 +76,7 @@ class Calls:
         return list(called)
 
     def _skipped_on_host(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an ordered call without results: XLA cannot compile a conditional that returns only a token."""
+        """Applies an ordered callback without results; skips it on the host, because XLA cannot make it conditional."""
         function = eqn.params["callback"]
 
         def where_real(is_real: Any, *args: Any) -> Any:
@@ -136,7 +136,7 @@ class _Contained:
         return atom.val if isinstance(atom, Literal) else self._known[atom]
 
     def _read_apart(self, atom: Any) -> Any:
-        """Returns an operand of the last slot; if the slot is padded, no gradient flows to a value computed outside."""
+        """Returns an operand of the last slot; in a padded slot, stops gradients to values from outside the slot."""
         if not self._keeps_gradients or isinstance(atom, Literal) or atom in self._own:
             return self._read(atom)
         if atom not in self._apart:

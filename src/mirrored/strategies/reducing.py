@@ -275,7 +275,7 @@ def _map_components(value: PerReplica, function: Callable[..., Any]) -> PerRepli
 
 
 def _on_its_device(function: Callable[..., Any], component: Any) -> Any:
-    """Runs a computation on the device of a component, although the component is not committed to it."""
+    """Calls a function with the device of `component` as the default device, for an uncommitted component."""
     if not isinstance(component, jax.Array) or isinstance(component, Tracer) or len(component.sharding.device_set) > 1:
         return function(component)
     with jax.default_device(next(iter(component.sharding.device_set))):

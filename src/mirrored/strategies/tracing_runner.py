@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """The source of a capture tracer that stands for a replicated `run` argument in one virtual replica."""
+    """Identifies what a tracer stands for: a replicated argument of `run` in one virtual replica."""
 
     value: Any
     local: int
@@ -49,7 +49,7 @@ class Passed(Bookkeeping):
 
 
 def as_passed(leaf: Leaf) -> Any:
-    """Replaces the capture tracer of an argument that a replica returns unchanged by the argument itself."""
+    """Returns the `run` argument that a tracer stands for; returns any other leaf unchanged."""
     is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
     return leaf.source.value if is_passed else leaf
 
@@ -131,7 +131,7 @@ class TracingRunner(ReplicaRunner):
                 caches.moved()
 
     def _marked(self, local: int) -> AbstractContextManager[Any]:
-        """Marks the equations of a slot, where `padding.contain` must tell the slots apart."""
+        """Marks the equations that a replica slot traces, if a device may have an empty slot (see `padding`)."""
         return jax.named_scope(scope_of(local)) if self.group_info.padded else nullcontext()
 
     def _argument(self, leaf: object, local: int) -> Any:
@@ -275,7 +275,7 @@ def _all_equal(components: Sequence[Any]) -> bool:
 
 
 def origin_of(constant: object) -> Origin:
-    """Returns what the replication check knows of a constant of a replica's program."""
+    """Returns the origin of a captured constant for the replication check: its label, and whether it varies."""
     source = constant.source if isinstance(constant, CaptureTracer) else None
     if isinstance(source, Captured):
         varies = source.variable.per_replica

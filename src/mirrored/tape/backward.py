@@ -135,7 +135,7 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def source_of(leaf: Any, called: str) -> Any:
-    """Returns the source of a gradient, checked to have a single one; a lone component is replaced by its variable.
+    """Checks and returns a source of a gradient; replaces a variable's only component by the variable.
 
     Outside of `run` that is the sum of the gradients with respect to all components of a sync-on-read variable.
 

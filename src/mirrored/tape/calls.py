@@ -56,7 +56,7 @@ def process(
     *,
     runs_rule: bool = False,
 ) -> list[Any]:
-    """Applies and linearizes a function with a custom derivative, or a `device_put`, under a tape; caches no rule.
+    """Applies a custom-derivative function or a `device_put` under a tape; linearizes the call without caching.
 
     The call is linearized when it runs, so that a derivative rule written in Python sees concrete values if there are
     any.
@@ -99,7 +99,7 @@ def process_library(
     keys: list[Key],
     watched: tuple[int, ...],
 ) -> list[Any]:
-    """Applies a `jax.custom_jvp` function that, with its rule, is part of JAX, such as `jax.nn.relu`; traces it once.
+    """Applies a JAX library function with a `custom_jvp` rule, such as `jax.nn.relu`, whose trace is cached.
 
     Such a function closes over nothing that a tape tracks (`is_from_jax`). If it holds a traced value, as an argument
     that JAX does not differentiate can be, its trace is not reused.
@@ -152,7 +152,7 @@ def _library_operation(
 def _linearize_noting_uses(
     trace: TapeTrace, bind: Callable[..., list[Any]], values: list[Any], watched: tuple[int, ...]
 ) -> tuple[list[Any], Any, list[Key]]:
-    """Returns the results, the pullback, and the keys of the tracked values that the function closes over.
+    """Linearizes a function; returns results, pullback, and the keys of the tracked values that it closes over.
 
     A watched operand may also be one of the values that the function closes over. Each operand therefore enters the
     call as another object, so that only uses of the closed-over object are noted.

@@ -84,7 +84,7 @@ _calls: Catalogue[LibraryCall] = Catalogue(MOST_PROGRAMS)
 
 
 def _of_this_trace(catalogue: Catalogue[T]) -> Catalogue[T]:
-    """Returns the catalogue to use in place of `catalogue`: inside a compiled function's trace, one for this trace.
+    """Returns the cache of operations to use: a temporary one while a function is compiled, else `catalogue`.
 
     Other traces do not share the nested jaxprs of the trace (`caches.fresh`), so the jaxprs' operations are not found
     again when it has ended. The catalogue of the process would keep up to `MOST_PROGRAMS` of them alive.

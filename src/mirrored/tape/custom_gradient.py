@@ -104,7 +104,7 @@ def custom_gradient(function: F) -> F:
 
 
 def _without_gradient(value: Any, name: str) -> Any:
-    """Returns a value whose differentiation is an error, because its custom gradient is not part of the program."""
+    """Returns `value`, but makes its differentiation raise an error: the custom gradient cannot be applied."""
 
     def refuse(_: Any) -> Any:
         raise TapeError(
@@ -174,7 +174,7 @@ class _Call:
             return self._unless_merged(read.variables)
 
     def _unless_merged(self, variables: list[Any]) -> Any:
-        """Returns the result of `_by_jax`; for a function that calls `merge_call`, the result without a gradient.
+        """Calls the function with its custom gradient; if the function calls `merge_call`, without a gradient.
 
         JAX traces a function with a custom gradient by itself, where replicas cannot wait for each other. In the trace
         of the replica function they can, and no tape inside it is open. A tape around the run gets an error.
@@ -329,7 +329,7 @@ class _Collector:
 
 
 class _ReadVariables(Exception):
-    """Exception that ends a traced call that has read variables, so that it is repeated with them as arguments."""
+    """Raised to end a traced call that has read variables, which is then repeated with the variables as arguments."""
 
     def __init__(self, variables: list[Any]) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ class ForwardAccumulator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Stops recording. The records are kept."""
+        """Stops recording; the records remain available to `jvp`."""
         self._recording = False
         self._tape.__exit__(kind, error, where)
 

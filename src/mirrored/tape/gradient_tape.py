@@ -1,4 +1,4 @@
-"""`GradientTape`: records operations and computes gradients and Jacobians of them; `unrecorded` suspends all tapes."""
+"""`GradientTape`: records operations and computes their gradients and Jacobians; `unrecorded` suspends all tapes."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def target_value(target: jax.Array | ReadableVariable) -> Any:
 
 
 def _of_itself(target: Any, weight: Any, source: Any, gradient: Any) -> Any:
-    """Returns the gradient of a source; adds the derivative of the target by itself if both are the same variable."""
+    """Adds the target's derivative with respect to itself to a source's gradient if both are the same variable."""
     if not _is_same_variable(source, target):
         return gradient
     seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else _seed(weight)
@@ -313,7 +313,7 @@ def _is_same_variable(source: Any, target: Any) -> bool:
 
 
 def _seed(weight: jax.Array) -> Any:
-    """Returns an output gradient as the first cotangent; a tape that records the backward pass goes on tracking it."""
+    """Returns an output gradient as the first cotangent, untracked unless a tape records the backward pass."""
     return payload_of(weight) if is_eval(current_trace()) else weight
 
 
@@ -339,7 +339,7 @@ def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree
 
 
 def _check_names(targets: PyTree, output_gradients: PyTree) -> None:
-    """Checks that output gradients, which are paired with targets by position, have the same keys in dicts.
+    """Checks that output gradients, which are paired with targets by position, have the same dict keys.
 
     Lists and tuples may be nested in other ways, as in TensorFlow, and take the place of a dict whose keys are sorted.
     """

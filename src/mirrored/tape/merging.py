@@ -198,7 +198,7 @@ class MergeRecord(Record):
         return [(i, pulled[position]) for i, position in enumerate(self.watched) if pulled[position] is not None]
 
     def _check_replica(self) -> None:
-        """Raises an error unless the replica whose tape this is computes the gradient: each passes its own part."""
+        """Raises an error if a replica other than the one that recorded this collective computes the gradient."""
         here = ambient().replica
         if len(self.part.merge_pullback.sizes) == 1 or (here is not None and here.local_index == self.part.index):
             return
@@ -282,7 +282,7 @@ def _pulled_back(
 
 
 def _reached(pull: Callable[..., Sequence[Any]], present: Sequence[Any]) -> list[bool]:
-    """Returns, for each differentiable operand of a collective, whether a present cotangent reaches it."""
+    """Returns, for each differentiable operand of a collective, whether the operand receives a cotangent."""
     program = program_of(pull, [aval_of(cotangent) for cotangent in present])
     return reached_results(program.jaxpr, range(len(present)))
 

@@ -1,4 +1,4 @@
-"""`NoDerivative`: why a recorded operation has no derivative with respect to a value, and the error that says so."""
+"""`NoDerivative`: the inputs in which a recorded operation has no derivative, with the cause and the error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def closed_over(keys: Sequence[Key], name: str) -> NoDerivative:
 
 
 def not_derived(keys: Sequence[Key], name: str, failure: Exception) -> NoDerivative:
-    """Returns a `NoDerivative` for the inputs of an operation whose derivation by JAX has raised `failure`."""
+    """Returns a `NoDerivative` for the inputs of an operation that JAX could not differentiate."""
     if isinstance(failure, RuleClosesOverError):
         return NoDerivative(keys, name, failure, _PASS_THE_VALUE)
     return NoDerivative(keys, name, failure)

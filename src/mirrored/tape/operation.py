@@ -334,7 +334,7 @@ class Rule:
         self.passes = len(watched) == 1 and self.tracked == [True] and self.backward((True,)).passes
 
     def _plan_residuals(self, program: JaxprProgram) -> None:
-        """Decides where each residual is taken from, and removes those from the program that need no computation."""
+        """Decides where each residual comes from, and drops residuals that need no computation from the program."""
         kept = list(range(self.num_results))
         seen = {id(program.jaxpr.outvars[i]): i for i in reversed(kept)}
         self.plan: list[tuple[int, Any]] = []
@@ -439,7 +439,7 @@ def linearize_with(
 
 
 def _owned(constant: Any) -> Any:
-    """Copies a constant that is a NumPy array, or JAX's view of one: the caller may refill it before the gradient."""
+    """Returns a copy of a constant that is a NumPy array, which the caller may overwrite before the backward pass."""
     is_numpy = hasattr(constant, "__array__") and not isinstance(constant, (jax.Array, np.generic))
     return np.array(constant) if is_numpy else constant
 

@@ -379,7 +379,7 @@ class Recorder:
             self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
 
     def read_key(self, variable: ReadableVariable) -> Key:
-        """Returns the key for a read: that of the tracked value that it holds, if the assignment has a derivative."""
+        """Returns the key for a variable's reads: that of its last differentiable assignment, else its own key."""
         if id(variable) not in self.reassigned:
             return self.variable_key(variable)
         _, keys = self.reassigned[id(variable)]

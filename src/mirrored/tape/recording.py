@@ -95,7 +95,7 @@ class Recording:
         listen(self)
 
     def _traces_above(self) -> list[Any] | None:
-        """Returns the traces from the current one down to this tape's, exclusive; None if its trace is not in use."""
+        """Returns the JAX traces nested in this tape's trace, innermost first; None if that trace is not in use."""
         above, trace = [], current_trace()
         while trace is not None and trace is not self._trace:
             above.append(trace)
@@ -243,7 +243,7 @@ class Recording:
         return recorder.untracked(value, self._trace)
 
     def _is_traced_for_later(self) -> bool | None:
-        """Returns whether JAX is tracing a function for later use, whose trace does not reach this tape.
+        """Returns whether JAX is tracing a function for later use, in a trace that is not nested in this tape's.
 
         This is the case for the bodies of `shard_map` and `custom_vjp`. It is also the case for derivative rules, which
         JAX traces when the call is differentiated, and caches.

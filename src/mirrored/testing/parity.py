@@ -131,7 +131,7 @@ def _is_function(leaf: object) -> bool:
 
 
 def _value_of(leaf: object) -> object:
-    """Returns the one array of a variable that was created outside of strategies, which has no copies."""
+    """Returns the array of a variable that was created outside of any strategy; None for other leaves."""
     return getattr(leaf, "value", None)
 
 

@@ -87,7 +87,7 @@ def _evidence(launcher: str, environment: Mapping[str, str], size: str, rank: st
 
 
 def _elastic(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects a worker of an elastic job outside of the training function, which alone knows the other workers."""
+    """Detects that this process is an elastic job's worker that runs code outside of the training function."""
     if not settings.ELASTIC.is_set(environment):
         return None
     number = f"worker {environment[settings.ELASTIC.name]} ({settings.ELASTIC.name})"

@@ -118,5 +118,5 @@ class Slots:
 
 
 def _joined(rows: Any) -> Any:
-    """Reshapes ``[devices, local, ...]`` to ``[devices * local, ...]``; a size of -1 is ambiguous for empty arrays."""
+    """Reshapes ``[devices, local, ...]`` to ``[devices * local, ...]``, including arrays without elements."""
     return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])

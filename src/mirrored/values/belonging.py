@@ -70,7 +70,7 @@ def _is_one(where: DeviceAssignment | None) -> bool:
 
 
 def has_one_each(value: PerReplica, own: DeviceAssignment | None) -> bool:
-    """Returns whether a value of unknown devices has a component for each replica of this process."""
+    """Returns whether a value without a device assignment has as many components as this process has replicas."""
     if own is None:
         return len(value) == 1
     # A trace has the components of the replicas of all processes.

@@ -65,7 +65,7 @@ class DistributedValues(abc.ABC):
 
     @property
     def _is_traced(self) -> bool:
-        """Whether components are tracers, on which an operation would be recorded in the trace."""
+        """Whether any component is a tracer, so that operations on the value are recorded in a trace."""
         return any(isinstance(component, Tracer) for component in self.values)
 
 
@@ -183,7 +183,7 @@ class PerReplica(_NotAnArray):
     def of_components(
         cls, values: Sequence[Any], device_assignment: DeviceAssignment | None, *, is_ragged: bool = False
     ) -> PerReplica:
-        """Creates a per-replica value like the constructor, without copies: of objects that replicas use or return."""
+        """Creates a per-replica value from components without copying them, unlike the constructor."""
         value = cls.__new__(cls)
         value._set(tuple(values), device_assignment, is_ragged)
         return value
@@ -192,7 +192,7 @@ class PerReplica(_NotAnArray):
     def from_stacked(
         cls, stacked: jax.Array, device_assignment: DeviceAssignment, made_by: Makers = _NO_MAKERS
     ) -> PerReplica:
-        """Creates a per-replica value from a stacked array: a row per slot for a replica, sharded over the devices."""
+        """Creates a per-replica value from a stacked array with one row per replica slot, sharded over the devices."""
         value = cls.__new__(cls)
         value._components, value._stacked = None, stacked
         value._device_assignment, value.is_placed = device_assignment, True
@@ -268,7 +268,7 @@ class PerReplica(_NotAnArray):
         return DistributedValues.__repr__(self)
 
     def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
-        """Returns the components as one array, a row per slot for a replica; rows of empty slots are unspecified.
+        """Returns the components as one array with a row per replica slot; rows of empty slots are unspecified.
 
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.

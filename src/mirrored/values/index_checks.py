@@ -14,7 +14,7 @@ from mirrored._typing import HostArray
 
 
 def values_now(indices: jax.Array) -> HostArray | None:
-    """Returns an array's values on the host in eager code on a CPU; otherwise None.
+    """Returns an array's values as a NumPy array in eager code on a CPU; otherwise None.
 
     Code under an eager tape is eager code, too.
 

@@ -1,4 +1,4 @@
-"""`Makers` and `Batch`: where a per-replica value comes from, for warnings.
+"""`Makers` and `Batch`: records of where a per-replica value came from, for use in warnings.
 
 `strategies.eager_runner` has another kind of provenance: object identity, which decides whether a result is one value.
 """

@@ -56,12 +56,12 @@ _gathers: list[Callable[[], bool]] = []
 
 
 def register_gathers(gathers: Callable[[], bool]) -> None:
-    """Registers a function that returns whether a compiled function reads rows here, in cross-replica context."""
+    """Registers a predicate: whether a compiled function is being traced in cross-replica context."""
     _gathers.append(gathers)
 
 
 def as_given(value: Any) -> Any:
-    """Returns a value; of a NumPy array a read-only copy, because the caller may write into the array later.
+    """Returns a value unchanged, but a NumPy array as a read-only copy, because the caller may overwrite the array.
 
     Raises:
         ArgumentError: Integers of 64 bits do not fit into 32.
@@ -196,7 +196,7 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
 
 
 def gathered(stacked: jax.Array, device_assignment: DeviceAssignment) -> jax.Array:
-    """All-gathers the rows of a stacked array in a program; they keep their bits.
+    """All-gathers a stacked array in a traced program, so that reading single rows preserves their bits.
 
     XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0. Every device then
     holds all rows, also if only one is read.
@@ -208,7 +208,7 @@ def gathered(stacked: jax.Array, device_assignment: DeviceAssignment) -> jax.Arr
 
 
 def whole_rows(stacked: Any, device_assignment: DeviceAssignment) -> Any:
-    """Returns a stacked array whose rows keep their bits when a compiled function reads them one by one (`gathered`).
+    """Returns a stacked array from which a compiled function can read single rows without changing their bits.
 
     Elsewhere it is returned unchanged: a replica has no mesh, and the arguments of a plain `jax.jit` can be on other
     devices.
@@ -218,7 +218,7 @@ def whole_rows(stacked: Any, device_assignment: DeviceAssignment) -> Any:
 
 
 def are_readable_here(components: Iterable[Leaf], stacked: Any) -> bool:
-    """Returns whether kept components of a stacked value can be read: those of a branch or a run end with its trace."""
+    """Returns whether cached components of a stacked value belong to a current trace, not to one that has ended."""
     return all(_is_readable_here(component, stacked) for component in components)
 
 

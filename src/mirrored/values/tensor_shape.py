@@ -200,7 +200,7 @@ class TensorShape(tuple[Any, ...]):
             return NotImplemented
 
     def __hash__(self) -> int:
-        """Returns the hash of the equal tuple."""
+        """Returns the hash of a tuple of the same dimensions."""
         return hash(self._dims)
 
     def __repr__(self) -> str:

@@ -103,7 +103,7 @@ class CollectiveLog:
         self.inside = False
 
     def cancel(self) -> None:
-        """Removes the operation of the last `arrive`: this worker has not started it, and does another one before."""
+        """Removes the last logged operation, because this worker executes a different operation first."""
         number, place = self.count, self._here
         assert place is not None  # `arrive` was called last
         self.inside = False

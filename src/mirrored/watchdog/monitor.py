@@ -182,7 +182,7 @@ class Watchdog:
                 self._fail(f"{verdict}\n  (the limit is {settings.WATCHDOG_SECONDS.name}={limit:g})")
 
     def _confirm(self, certain: str | None) -> None:
-        """Ends the job once a mismatch is found repeatedly; reports the first one, which is nearest the cause."""
+        """Ends the job if several checks in a row find a mismatch; reports the first finding, nearest to the cause."""
         self._suspicions = [] if certain is None else [*self._suspicions, certain]
         if len(self._suspicions) >= _CONFIRMATIONS:
             self._fail(self._suspicions[0])
@@ -224,7 +224,7 @@ class Watchdog:
             tell_launcher(text)
 
     def _report_exit(self, kind: str, text: str) -> None:
-        """Tells the other workers why this one ends; `FOLLOWS` marks a cause that they see for themselves."""
+        """Tells the other workers why this worker ends, and marks causes that they detect themselves with `FOLLOWS`."""
         if self._peers is not None and kind not in ("hang", "lost-peer"):
             self._peers.announce_end("failing", text)
         elif self._peers is not None:
@@ -250,7 +250,7 @@ class Watchdog:
             time.sleep(0.01)
 
     def _fail_before_jax(self) -> None:
-        """Reports a stopped process: a worker whose connection is open, but which JAX's runtime considers dead."""
+        """Ends this worker with a report about a stopped worker, before JAX's runtime aborts the process."""
         text = None if self._peers is None else self._suspect()
         if text is not None and is_aborting():
             fail_fast("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
@@ -259,7 +259,7 @@ class Watchdog:
         return time.monotonic() - self._changed_at.get(worker, self._answered_at)
 
     def _suspect(self) -> str | None:
-        """Returns the error that names the worker with the oldest heartbeat; None if all are recent."""
+        """Returns the error for the worker with the oldest heartbeat; None if all heartbeats are recent."""
         limit = 3 * self._interval()
         if time.monotonic() - self._answered_at > limit:
             worker = 0

@@ -136,7 +136,7 @@ class PeerConnection:
         self._lost(worker, text)
 
     def _forget(self) -> None:
-        """Closes only the descriptors in a forked child, because the connections remain the parent's."""
+        """Closes a forked child's copies of the descriptors; the connections stay open in the parent process."""
         if self._server is not None:
             self._server.forget()
         for channel in self._channels.values():

@@ -164,7 +164,7 @@ def _print(
 
 
 def _print_gpus(console: Console, workers: Sequence[Facts]) -> None:
-    """Prints the GPUs of all workers, if there are any. Consecutive workers with equal software share their lines."""
+    """Prints the GPUs of all workers, and the GPU software once per group of consecutive workers that share it."""
     there = [(rank, one.gpus) for rank, one in enumerate(workers) if one.gpus is not None]
     if not there:
         return
