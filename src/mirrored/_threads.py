@@ -49,7 +49,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 class Claim:
-    """A flag that a new thread claims to do its work, or its starter claims to cancel it; the first claim wins."""
+    """A flag that a new thread claims to start its work, or its creator to cancel the work; the first claim wins."""
 
     def __init__(self) -> None:
         self._taken: dict[None, str] = {}

@@ -118,7 +118,7 @@ def _combined(column: Sequence[Any], combine: Callable[[list[Any]], Any], positi
 
 
 def _dense(gradient: Any, called: str) -> Any:
-    """Returns sparse rows as a dense array, and any other gradient itself."""
+    """Converts sparse rows to a dense array; returns any other gradient unchanged."""
     if not isinstance(gradient, SparseRows):
         return gradient
     if gradient.dense_shape is None:

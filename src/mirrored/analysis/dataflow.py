@@ -104,7 +104,7 @@ class DataflowRules:
                 return (EquationDataflow(all_operands | inner.varies, all_operands | inner.depends),) * outputs
 
     def distances(self, eqn: Any, operands: Sequence[int | None]) -> list[int | None]:
-        """Returns the distance of each output, in operations, from the nearest value that differs between devices.
+        """Returns how many operations separate each output from the nearest value that differs between devices.
 
         Args:
             eqn: The equation.
@@ -248,7 +248,7 @@ def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: i
 
 
 def identity(count: int, first: int = 0) -> list[EquationDataflow]:
-    """Returns the dependencies of `count` outputs that are unchanged operands, beginning with operand `first`."""
+    """Returns the dependencies of `count` outputs that equal consecutive operands, beginning with operand `first`."""
     return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
 
 

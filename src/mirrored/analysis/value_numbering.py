@@ -74,7 +74,7 @@ class ValueNumbering:
         self._walk(jaxpr, self._of, ())
 
     def __getitem__(self, atom: Var | Literal) -> int:
-        """Returns the number of a variable or literal of the jaxpr."""
+        """Returns the value number of a variable or literal of the jaxpr."""
         return self._read(self._of, atom)
 
     def operation(self, eqn: JaxprEqn) -> int:
@@ -140,7 +140,7 @@ class ValueNumbering:
         return self._intern((self.operation(eqn), j, *(operands[i] for i in operands_in(flow.depends))))
 
     def _inside(self, jaxpr: Jaxpr | ClosedJaxpr, operands: Sequence[int], here: _Site) -> list[int]:
-        """Returns the numbers of a jaxpr's outputs for these operands, as if the call were inlined.
+        """Returns the value numbers of a jaxpr's outputs for given operands, as if the call were inlined.
 
         The results are cached by structure and operands, unless the jaxpr contains an operation that may return another
         value each time, such as a callback (`ValueSource.repeatable`).
@@ -164,11 +164,11 @@ class ValueNumbering:
         return [self._read(numbers, atom) for atom in jaxpr.outvars]
 
     def _chosen(self, index: int, results: Sequence[int]) -> int:
-        """Returns the number of a `cond` output: that of the branches if they agree, else one that includes `index`."""
+        """Returns the value number of a `cond` output, from the branches' numbers and, if these differ, `index`."""
         return results[0] if len(set(results)) == 1 else self._intern(("chosen", index, *results))
 
     def _loop(self, eqn: JaxprEqn, operands: Sequence[int], loop: _LoopNumbering, here: _Site) -> list[int]:
-        """Returns the numbers of a loop's outputs.
+        """Returns the value numbers of a loop's outputs.
 
         Carries with equal initial values start in one class. Each pass over the body splits the classes whose members
         get different numbers. When no class splits, the carries of each class are equal after any number of iterations,

@@ -189,7 +189,7 @@ class _LoopVarying:
         return [self._entering[i] for i in self._carried]
 
     def path_to(self, j: int) -> _OperandPath:
-        """Returns the path to output `j` of the loop.
+        """Returns the chain of operations by which output `j` of the loop became different between devices.
 
         From each carry the path continues in the pass in which that carry became varying. Each of these passes is
         earlier than the previous one on the path, so the path is finite.

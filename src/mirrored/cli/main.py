@@ -21,7 +21,7 @@ NEEDED: Final = {"doctor": "mirrored.launcher", "plan": "mirrored.perf_model", "
 
 
 class _Group(click.Group):
-    """A command group that prints mirrored's errors without a traceback, and omits commands without their package."""
+    """A command group that prints mirrored's errors without a traceback, and omits commands of missing packages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if _is_present(name)]

@@ -100,7 +100,7 @@ def show_plan(
 
 @contextlib.contextmanager
 def _stdout_on_stderr() -> Iterator[None]:
-    """A context manager that sends standard output to standard error, also that of child processes and C libraries.
+    """A context manager that redirects standard output, also of child processes and C libraries, to standard error.
 
     With --json standard output has nothing but the JSON.
     """
@@ -133,7 +133,7 @@ def _point_stdout_to_stderr() -> int | None:
 
 
 class _Bar:
-    """A progress bar of the measurements, on stderr if that is a terminal; it disappears at the end."""
+    """A progress bar for measurements, shown on stderr if that is a terminal, and removed at the end."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -273,7 +273,7 @@ def _latency(text: str) -> float:
 
 
 def _number(found: re.Match[str] | None) -> float | None:
-    """Returns the first group of a match as a number; None if it is not a finite number (``1.2.3``, ``1e999``)."""
+    """Converts the first group of a regex match to a finite number; returns None for ``1.2.3`` or ``1e999``."""
     with contextlib.suppress(ValueError):
         if found is not None and math.isfinite(float(found[1])):
             return float(found[1])

@@ -1,4 +1,4 @@
-"""Detects the cluster of this process if the user has configured none: from JAX or environment variables."""
+"""Detects this process's cluster, from JAX or environment variables, if the user has not configured one."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class _Host:
             channel.close()
 
     def _serve(self, channel: Channel) -> None:
-        """Serves one worker until its connection ends."""
+        """Registers the arrival of one worker, and serves its connection until the connection ends."""
         messages = channel.receive()
         index = next(messages, {}).get("here")
         if not isinstance(index, int) or not 0 < index < self._process.num_processes:

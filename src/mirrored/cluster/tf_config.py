@@ -150,7 +150,7 @@ def _indexed(tasks: Any) -> Any:
 
 
 def _task_index(index: Any) -> int:
-    """Returns the task index in TF_CONFIG as an int; TensorFlow's examples also write it as a string."""
+    """Converts the task index in TF_CONFIG, which is a number or a string, to an int."""
     is_text = isinstance(index, str) and index.isascii() and index.isdecimal()
     if not is_text and (isinstance(index, bool) or not isinstance(index, int) or index < 0):
         raise _malformed(f"its task.index is {index!r}", "an int, 0 or more")

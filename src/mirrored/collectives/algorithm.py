@@ -101,7 +101,7 @@ class CrossDeviceOps(abc.ABC):
     def all_reduce(
         self, op: ReduceOp | str | Callable[[Any], Any], arrays: Sequence[Sequence[Any]], group: Group
     ) -> list[list[Any]]:
-        """Reduces arrays over all replicas; returns per array a list of equal results, one per slot of this device.
+        """Reduces arrays over all replicas; returns for each array one result per replica slot of this device.
 
         The results of an array are equal. Those of a sum or mean are differentiated separately: each receives the
         cotangent of its own replica, and the gradient is the `all_reduce` of these by the same operation in the same
@@ -126,7 +126,7 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Returns, for each array, the stack ``[replicas, ...]`` of all components, once per slot of this device.
+        """All-gathers each array's components as ``[replicas, ...]``; returns one copy per replica slot of this device.
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """
@@ -173,7 +173,7 @@ def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> A
 
 
 def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
-    """Converts one array's components to JAX arrays; checks that they are alike and that `op` supports their dtype.
+    """Converts an array's components to JAX arrays; checks that they have one shape and a dtype that `op` supports.
 
     Raises:
         ArgumentError: `op` is a sum or mean and the components are booleans or typed PRNG keys.

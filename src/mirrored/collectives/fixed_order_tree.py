@@ -77,7 +77,7 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def drops_padding(self) -> bool:
-        """True: slots without a replica are not leaves of the tree, in the forward and in the backward pass."""
+        """True: empty replica slots are not leaves of the tree, in the forward and in the backward pass."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
@@ -87,7 +87,7 @@ class OrderedTree(CrossDeviceOps):
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """Returns, for each array, the stack ``[replicas, ...]`` of all components, once per slot of this device.
+        """All-gathers each array's components as ``[replicas, ...]``; returns one copy per replica slot of this device.
 
         The stack is behind a fusion boundary. The backward pass sums cotangents by the tree.
         """
@@ -106,7 +106,7 @@ def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any],
 
 
 def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
-    """Returns, for each replica on this device, its row of the sum of all replicas' cotangents ``[replicas, ...]``."""
+    """Returns, for each replica on this device, the replica's row of the sum of all cotangents ``[replicas, ...]``."""
     total = _sum_of_cotangents(group, cotangents)
     device = 0 if group.axis is None else lax.axis_index(group.axis)
     rows = [group.slots.replica_at(device, k) for k in range(group.local)]
@@ -114,7 +114,7 @@ def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[
 
 
 def _sum_of_cotangents(group: Group, cotangents: list[Any]) -> Any:
-    """Sums the cotangents of all replicas, in the order of the fixed tree.
+    """Sums the cotangents of all replicas, in the order of a fixed binary tree.
 
     The group of a merged function has one replica per device.
     """
@@ -128,7 +128,7 @@ _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out(group: Group, value: jax.Array) -> list[Any]:
-    """Returns a replicated value once per slot of this device; the copies' gradients are summed in a fixed order.
+    """Copies a replicated value once per replica slot of this device; sums the copies' gradients in a fixed order.
 
     The tree sums the cotangents of all replicas. Every device returns the whole sum, and the caller must take only one
     of them, as `one_row_each` does (`strategies.fixed_order_runs`).
@@ -149,7 +149,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """Returns a replicated value once per slot of this device; its gradient is complete on device 0, zero on others.
+    """Copies a value once per replica slot of this device; its gradient is complete on device 0, zero on others.
 
     On the first device, the cotangent of `value` is the sum of the cotangents of all replicas; on the others it is
     zero. The reason is that the operations that have computed `value` on every device, such as a reduction over

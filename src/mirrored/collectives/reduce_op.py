@@ -150,7 +150,7 @@ class CallableReduction(ReduceOp):
         return True
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Calls the callable with the stacked components."""
+        """Calls the user's function with the stacked components of all replicas."""
         return self.fn(per_replica)
 
     @property
@@ -377,7 +377,7 @@ class TrimmedMean(ReduceOp):
 
 
 def _mean(values: jax.Array) -> jax.Array:
-    """Returns the mean over axis 0 in the dtype of the values; that of integers is exact, then rounded toward zero.
+    """Returns the mean over axis 0 in the dtype of the values; a mean of integers is rounded toward zero.
 
     `jnp.mean` of integers computes in float32, which has 24 bits. The sum of the quotients by the number of values does
     not overflow, and that of the remainders is small.

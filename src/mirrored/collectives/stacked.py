@@ -40,7 +40,7 @@ def group_of(device_assignment: DeviceAssignment) -> Group:
 def over_devices(
     body: Callable[..., Any], device_assignment: DeviceAssignment, num_inputs: int, *, equal: bool
 ) -> Callable[..., Any]:
-    """Wraps `body` in a `shard_map` over the devices; the inputs are stacked arrays with one row per slot.
+    """Wraps `body` in a `shard_map` over the devices; the inputs are stacked arrays with one row per replica slot.
 
     Args:
         body: Maps the shards to a list of arrays.

@@ -56,7 +56,7 @@ class Group:
         return Slots(self.devices, self.num_replicas)
 
     def is_real(self) -> Any:
-        """Returns, as a traced boolean, whether the last slot of the executing device holds a replica.
+        """Returns, as a traced boolean, whether the last replica slot of the executing device holds a replica.
 
         It is needed only for groups with empty slots.
         """
@@ -64,7 +64,7 @@ class Group:
         return lax.axis_index(self.axis) < self.slots.full
 
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
-        """Returns the components to sum; the component of an empty slot is replaced by the neutral element, -0.0.
+        """Returns the components to sum; the component of an empty replica slot becomes the neutral element, -0.0.
 
         The neutral element is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """
@@ -75,7 +75,7 @@ class Group:
         return [*others, jnp.where(self.is_real(), last, neutral)]
 
     def for_each_local(self, value: Any) -> list[Any]:
-        """Returns a list with `value` once per slot of this device; no gradient flows back from an empty slot."""
+        """Returns a list with `value` once per replica slot of this device; no gradient comes from an empty slot."""
         copies = [value] * self.local
         return [*copies[:-1], apart(value, self.is_real())] if self.padded else copies
 
@@ -92,7 +92,7 @@ def _apart_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, An
 
 
 def apart(value: Any, is_real: Any) -> Any:
-    """Returns `value` unchanged; stops its gradient if `is_real` is False, i.e. if the slot that uses it is empty.
+    """Returns `value` unchanged; stops its gradient if `is_real` is False, i.e. in an empty replica slot.
 
     The gradient is selected, not multiplied: the slot multiplies zero cotangents by any derivative, which may give NaN.
     """

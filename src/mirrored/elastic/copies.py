@@ -50,7 +50,7 @@ def why_restart(num_workers: int) -> str | None:
 
 
 class SharedCopies:
-    """The snapshot copies of a job, in shared memory of its machine; one process at a time writes to the copies.
+    """The snapshot copies of a job, in the machine's shared memory; one process at a time writes to the copies.
 
     Args:
         descriptors: The file descriptors of the memory.

@@ -186,7 +186,7 @@ class Link:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits, after an exception, for a command to leave the membership epoch; returns whether it has arrived.
+        """Waits, after an exception, for a command to leave the membership epoch; returns whether the command arrives.
 
         Args:
             seconds: How long to wait.

@@ -83,7 +83,7 @@ class Snapshots:
         self._kept = {one: manifest for one, manifest in self._kept.items() if one == step}
 
     def put(self, step: int, manifest: Manifest) -> None:
-        """Replaces the kept snapshot with the given complete snapshot, unless the kept one is newer."""
+        """Replaces this worker's snapshot with the given complete snapshot, unless the given one is older."""
         if step >= max(self._kept, default=step):
             self._kept = {step: manifest}
 

@@ -77,7 +77,7 @@ class Worker:
     # Joining
 
     def _join(self, place: Place) -> None:
-        """Makes this process a member of an epoch; blocking calls run in a thread that can be abandoned."""
+        """Makes this process a member of a membership epoch; blocking calls run in a thread that can be abandoned."""
         os.environ["TF_CONFIG"] = cluster_description(place)
         self._link.sockets.own = None
         if place.num_workers > 1:
@@ -129,7 +129,7 @@ class Worker:
         return self._link.suspect(_NEWS_SECONDS, tell=False)
 
     def _leave(self, place: Place) -> None:
-        """Removes all that belongs to the epoch: threads, arrays, programs, backends, the coordination client."""
+        """Removes all objects of the ended membership epoch: threads, arrays, programs, backends, client."""
         joining, self._joining = self._joining, None
         if joining is not None:
             joining.abandon()

@@ -1,4 +1,4 @@
-"""What the launcher of an elastic job knows about a worker process, and messages about lost and joined workers."""
+"""A worker process of an elastic job from its launcher's view, and messages about lost and joined workers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class LateWorkers:
         self._is_named = False
 
     def among(self, members: Mapping[int, Member], *, is_awaited: bool) -> dict[int, str]:
-        """Returns, by slot, an error text for each worker past the time limit; also prints which workers are late.
+        """Returns an error text for each worker past the time limit, by slot; also prints which workers are late.
 
         Args:
             members: The workers, by slot.

@@ -48,7 +48,7 @@ class Sink:
         return self._bytes < _ROOM_BYTES
 
     def put(self, data: bytes) -> None:
-        """Appends data to the queue of data to be written, even if the queue is full."""
+        """Appends data to the write queue, even if the queue is full."""
         if self._stream is None or not data:
             return
         with self._changed:

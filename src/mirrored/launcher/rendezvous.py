@@ -32,7 +32,7 @@ _KEEP_ALIVE_SECONDS: Final = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class _Hello:
-    """The first message of a launcher, with which it identifies itself to the hub."""
+    """The first message of a launcher, with which it identifies itself to the server on machine 0."""
 
     rank: int
     nodes: int
@@ -300,7 +300,7 @@ class LauncherRendezvous(Coordination):
             channel.close()
 
     def _addresses(self, machines: list[dict[str, Any]]) -> list[str]:
-        """Returns all workers' addresses: the coordinator's host for machine 0, hosts as observed by it for others."""
+        """Returns all workers' addresses, with hosts as seen by machine 0, and the coordinator's host for machine 0."""
         hosts = [self._host if rank == 0 else str(machine["host"]) for rank, machine in enumerate(machines)]
         named = [f"[{host}]" if ":" in host else host for host in hosts]
         return [f"{host}:{port}" for host, machine in zip(named, machines, strict=True) for port in machine["ports"]]

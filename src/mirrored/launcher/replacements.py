@@ -14,7 +14,7 @@ _RECOVERING_SECONDS: Final = 10.0
 
 
 class Replacements:
-    """Decides in which slots the launcher starts a new process in place of a lost worker.
+    """Decides in which worker slots the launcher starts a new process after a worker was lost.
 
     A slot whose processes end `STILLBORN_LIMIT` times in a row before they reach the training function gets no more.
     """
@@ -24,7 +24,7 @@ class Replacements:
         self._recovering_since: float | None = None
 
     def arrived(self, slot: int) -> None:
-        """Notes that the process of a slot has reached the training function."""
+        """Notes that the process in a worker slot has reached the training function."""
         self._stillborn[slot] = 0
 
     def is_hopeless(self, slot: int) -> bool:
@@ -33,11 +33,11 @@ class Replacements:
         return self._stillborn[slot] >= STILLBORN_LIMIT
 
     def give_up(self, slot: int) -> None:
-        """Marks a slot in which no more processes are to be started."""
+        """Marks a worker slot in which no more processes are to be started."""
         self._stillborn[slot] = STILLBORN_LIMIT
 
     def slots(self, members: dict[int, Member], fewest: int, most: int) -> list[int]:
-        """Returns the slots in which a process must be started now.
+        """Returns the worker slots in which a process must be started now.
 
         While the other workers recover, there is none, unless the job needs more workers: starting a process takes the
         processor time that they need.

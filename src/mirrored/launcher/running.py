@@ -51,7 +51,7 @@ def run_job(job: Job) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Opens those of the descriptors 0 to 2 that are closed, so that no socket or pipe gets their numbers."""
+    """Opens every closed descriptor among 0, 1 and 2, so that no socket or pipe gets such a number."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

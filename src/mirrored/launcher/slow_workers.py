@@ -28,7 +28,7 @@ class SlowWorkers:
         self._workers: dict[Hashable, _Worker] = {}
 
     def report(self, worker: Hashable, probes: Mapping[str, float]) -> float | None:
-        """Records the times of a worker's probes; returns the worker's slowdown factor if it must be reported now.
+        """Records a worker's probe times; returns the slowdown factor if the worker is now found slow, else None.
 
         Args:
             worker: The worker.

@@ -193,7 +193,7 @@ class Supervisor:
         return self._failed_among([worker for worker in self._workers if worker.listen()])
 
     def _failed_among(self, asking: list[Worker]) -> Failure | None:
-        """Returns the failure of the worker that has failed first, after its error is shown.
+        """Waits until the worker that failed first has printed its error; returns its failure, or None if none failed.
 
         Args:
             asking: The workers that have failed and ask for permission to print their errors.

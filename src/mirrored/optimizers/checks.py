@@ -73,7 +73,7 @@ def check_gradients(pairs: Sequence[Pair], called: str, *, in_replica: bool) -> 
 
 
 def _problem(gradient: object, variable: Variable, in_replica: bool) -> str:
-    """Describes the mismatch of one gradient, or returns the empty string."""
+    """Describes how a gradient mismatches its variable; returns an empty string if it matches."""
     wanted = f"{variable.dtype}{list(variable.component_shape)}"
     if isinstance(gradient, PerReplica):
         if in_replica:

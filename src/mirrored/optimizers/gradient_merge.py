@@ -391,7 +391,7 @@ def _completed(row: Sequence[Any], variable: Variable) -> list[Any]:
 
 
 def _sums(gradients: Sequence[Any]) -> list[jax.Array]:
-    """Sums per-replica gradients in one reduction and returns the others unchanged. Context: cross-replica."""
+    """Sums per-replica gradients in one reduction in cross-replica context; returns other gradients unchanged."""
     per_replica = [gradient for gradient in gradients if isinstance(gradient, PerReplica)]
     sums = iter(get_strategy().reduce(ReduceOp.SUM, per_replica, axis=None))
     return [next(sums) if isinstance(gradient, PerReplica) else as_array(gradient) for gradient in gradients]

@@ -179,7 +179,7 @@ class UpdatePlan:
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """Returns the key of a slot variable that belongs to a model variable or, without a `variable`, to a cohort."""
+    """Returns the key of a slot variable of a model variable or, without a `variable`, of a group of variables."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 

@@ -219,7 +219,7 @@ def _described(leaf: Leaf) -> Any:
 
 
 def _has_examples(described: object) -> bool:
-    """Returns whether an argument may be a part of the batch: an array with a leading dimension that is no PRNG key."""
+    """Returns whether an argument may be part of the batch: an array with a leading dimension, but no PRNG key."""
     if not isinstance(described, jax.ShapeDtypeStruct) or not described.shape or is_key_dtype(described.dtype):
         return False
     is_raw_key = described.dtype == np.uint32 and described.shape == (2,)
@@ -235,7 +235,7 @@ def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share
 
 
 def _filled(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
-    """Returns a stacked array of the batch as the step's argument: a `PerReplica`, or its only row without devices."""
+    """Returns a batch array as the step's argument: a `PerReplica`, or its only row without a device assignment."""
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)
@@ -247,7 +247,7 @@ def _filled_whole(leaf: Leaf, value: jax.Array) -> Any:
 
 
 def _plain(result: Leaf) -> Any:
-    """Returns the array in a per-replica or mirrored value; other values unchanged."""
+    """Returns the array in a per-replica or mirrored value; returns other values unchanged."""
     if isinstance(result, Mirrored):
         return result.value
     if isinstance(result, PerReplica) and result.device_assignment is not None:
@@ -265,7 +265,7 @@ def _nbytes(variable: VariableLike) -> int:
 
 
 def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
-    """Returns the local devices of the assignment's platform, with the devices of the assignment first."""
+    """Returns the local devices on the platform of a device assignment, with the assignment's devices first."""
     if device_assignment is None:
         return tuple(jax.local_devices())
     own = device_assignment.addressable_devices

@@ -64,7 +64,7 @@ class DetectedStep:
 
 @dataclasses.dataclass
 class _Calls:
-    """The calls of a function with one signature: their times, and which arguments change or were returned before."""
+    """The calls of a function with one signature: their times, and which arguments change or are earlier results."""
 
     step: list[float] = dataclasses.field(default_factory=list)
     dispatch: list[float] = dataclasses.field(default_factory=list)
@@ -97,7 +97,7 @@ class _Record:
         return sum(map(len, times)), sum(map(sum, times))
 
     def calls_like(self, leaves: list[Any], treedef: Hashable) -> _Calls:
-        """Returns the earlier calls with the same signature, and records which arguments are new or were returned."""
+        """Returns the earlier calls with this signature; records which arguments changed or are earlier results."""
         calls = self.calls.setdefault((treedef, *map(_kind, leaves)), _Calls())
         if len(leaves) == len(self.leaves):
             calls.differing |= {place for place, leaf in enumerate(leaves) if leaf is not self.leaves[place]}

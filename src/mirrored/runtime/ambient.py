@@ -124,7 +124,7 @@ def replace_current(context: Ambient) -> None:
 
 
 class ReadableVariable(Protocol):
-    """Protocol of variables: the members that listeners to reads and writes, such as tapes, use."""
+    """Protocol of variables: the members used by listeners to variable reads and writes, such as tapes."""
 
     @property
     def trainable(self) -> bool:

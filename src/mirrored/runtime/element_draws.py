@@ -24,7 +24,7 @@ _MASK = 2**64 - 1
 
 @dataclasses.dataclass(frozen=True)
 class FunctionDraws:
-    """The random numbers of a function that a dataset calls per element, during one pass over the data.
+    """Identifies the random stream of a function that a dataset calls per element, in one pass over the data.
 
     Attributes:
         pipeline: A number of the pipeline, which saved positions contain; 0 for a pass that only infers a spec.
@@ -38,7 +38,7 @@ class FunctionDraws:
 
 
 class ElementDraws:
-    """The random numbers of one call of a function that a dataset calls per element.
+    """Draws the random numbers for one call of a function that a dataset calls per element.
 
     Args:
         function: The function and the pass.
@@ -61,7 +61,7 @@ class ElementDraws:
         return (int(high) << 32 | int(low)) % 2**62 | 1
 
     def next_words(self, *stream: int) -> np.ndarray:
-        """Draws once: returns two words of a key, ``uint32[2]``, which differ for every draw of every element.
+        """Returns the two words of a new PRNG key, ``uint32[2]``, which differs for every draw of every element.
 
         Args:
             *stream: The numbers that identify the stream, such as its seed.
@@ -106,12 +106,12 @@ class DrewWhileTracing(BaseException):
 
 
 def element_draws() -> ElementDraws | None:
-    """Returns the random numbers for the dataset element that this thread computes; None in other code."""
+    """Returns the random draws (`ElementDraws`) for the dataset element that this thread computes; else None."""
     return ambient().element
 
 
 def drawing_for(function: FunctionDraws | None, index: int) -> AbstractContextManager[Any]:
-    """Returns a context manager in which random draws are those of one function for one dataset element.
+    """Returns a context manager in which random draws are keyed by a dataset's function and the element's index.
 
     Args:
         function: The function and the pass; None changes nothing.

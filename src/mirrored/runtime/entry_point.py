@@ -1,4 +1,4 @@
-"""Public functions that restore this thread's state after an exception, and whose tracebacks hide internal frames."""
+"""Wraps public functions: restores this thread's state after an exception, and hides internal traceback frames."""
 
 from __future__ import annotations
 

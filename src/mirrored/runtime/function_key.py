@@ -116,7 +116,7 @@ class ArrayKey:
 
 
 def key_of(function: object) -> FunctionKey:
-    """Returns a key that is equal for functions with the same code and equal bound values."""
+    """Returns a key that is equal for functions with the same code and equal captured or bound values."""
     values = list(_bound(function, "", set()))
     return FunctionKey(
         _code_of(function),
@@ -126,7 +126,7 @@ def key_of(function: object) -> FunctionKey:
 
 
 class ShownFunction(NamedTuple):
-    """A function as error messages show it: with the numbers, strings and arrays that it has bound."""
+    """The form of a function in error messages: its `repr`, with the numbers, strings and arrays that it captures."""
 
     function: object
 

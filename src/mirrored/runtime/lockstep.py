@@ -61,7 +61,7 @@ carry(caches.carry_tape_token)
 
 
 class _Unwind(BaseException):
-    """Exception that ends a replica's thread whose pending merge will not run. User code must not catch it."""
+    """Exception that ends a replica's thread whose pending collective will not run. User code must not catch it."""
 
 
 class _Replica:
@@ -125,12 +125,12 @@ class _Replica:
             self._driver_turn.put(None)
 
     def proceed(self) -> None:
-        """Resumes this replica until it waits at a merge or ends; the thread that started it calls this."""
+        """Resumes this replica until it ends or waits at a collective; called by the thread that has started it."""
         self._replica_turn.put(None)
         self._driver_turn.get()
 
     def wait_at(self, merge: Merge, payload: list[Any]) -> Any:
-        """Waits, in the replica's thread, until a merge has run; returns its result or raises its error."""
+        """Waits, in the replica's thread, until a collective has run; returns its result or raises its error."""
         self.merge, self.payload = merge, payload
         self._driver_turn.put(None)
         self._replica_turn.get()
@@ -164,14 +164,14 @@ class _Replica:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Lets this replica's thread end by itself: at once if it waits at a merge, else at its next merge."""
+        """Lets this replica's thread end by itself: at once if it waits at a collective, else at the next one."""
         self._unwinding = True
         self._claim.take("driver")
         self._replica_turn.put(None)
 
 
 def _unwind(replicas: Sequence[_Replica]) -> None:
-    """Ends and joins all replicas; then raises the first exception that has interrupted the wait, if any.
+    """Ends and joins all replicas' threads; then raises the first exception that interrupted the wait, if any.
 
     The third interruption ends the wait. (It is the fourth Ctrl-C, because the first one has ended the run.) The
     threads that still run are abandoned: each ends at its next merge (`LockStep.run_merge`), or when its function
@@ -196,7 +196,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
 
 
 class LockStep:
-    """Runs one function per replica, each in its own thread; one thread runs at a time, up to the next merge."""
+    """Runs one function per replica in a thread of its own; one thread runs at a time, up to its next collective."""
 
     def __init__(self, called: str) -> None:
         self._called = called
@@ -231,7 +231,7 @@ class LockStep:
                 self._replicas = []
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        """Waits, in a replica, until all replicas have called the same merge; returns this replica's result."""
+        """Waits, in a replica, until all replicas have called the same collective; returns this replica's result."""
         replica = _current.replica
         if replica is not None and replica in self._replicas:
             return replica.wait_at(merge, payload)

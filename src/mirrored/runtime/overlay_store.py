@@ -1,4 +1,4 @@
-"""`OverlayStore`: collects the variable assignments of a merge while a tape differentiates the merge.
+"""`OverlayStore`: collects the variable assignments of a `merge_call` while a tape differentiates the call.
 
 A tape records a merge (`merge_call`, a collective) as one operation, which `jax.vjp` differentiates (`tape.merging`).
 While `jax.vjp` differentiates a function, the values that the function assigns are tracers of that differentiation.

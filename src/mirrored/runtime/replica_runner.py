@@ -96,7 +96,7 @@ class ReplicaRunner(abc.ABC):
         """Like `reduce`, but returns one copy of each result per local replica, each with its own gradient."""
 
     def all_reduce_given(self, op: Any, columns: Sequence[Sequence[Any] | None]) -> list[list[Any] | None]:
-        """Like `all_reduce`, for arrays that some replicas lack; the result is None if all local replicas lack it.
+        """Like `all_reduce`, for arrays that some replicas lack; an array that all local replicas lack gives None.
 
         Args:
             op: The reduction.

@@ -30,7 +30,7 @@ class VariableLike(ReadableVariable, Protocol):
         ...
 
     def stored(self) -> Any:
-        """Returns the whole stored value: one mirrored array, or a stacked array with one row per replica."""
+        """Returns the stored value for all replicas: one mirrored array, or stacked rows, one per replica."""
         ...
 
     def stored_component(self, replica: int) -> Any:
@@ -38,7 +38,7 @@ class VariableLike(ReadableVariable, Protocol):
         ...
 
     def before_write(self) -> None:
-        """Called before an assignment: lets, for example, a Keras training loop store a newer value that it holds."""
+        """Called before an assignment, so that, e.g., a Keras training loop can store a newer value that it holds."""
         ...
 
     def store(self, value: jax.Array, *, shared: bool = False) -> None:
@@ -77,7 +77,7 @@ class Created(list[Any], Bookkeeping):
 
 
 class CreatedByLine(dict[tuple[str, int], Any], Bookkeeping):
-    """Maps a line of user code and its execution count to the variable that a `run`'s replicas create there.
+    """Maps a source line and its execution count to the variable that the replicas of a `run` create at the line.
 
     As bookkeeping it does not make a variable of a trace that the user's function drops count as kept.
     """

@@ -129,7 +129,7 @@ class VariableStore(abc.ABC):
         self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
 
     def reread(self, variable: VariableLike, newest: Any, before: Callable[[VariableLike], Any]) -> Any:
-        """Returns a variable's newest assigned value; gradients flow to its old value or through the assignment.
+        """Returns a variable's newest value; gradients flow to its old value, or through a differentiable assignment.
 
         Its gradients flow to the value that the variable had before, which `before` returns, as an assignment has no
         derivative; or on through the assignment, if it was made by a framework that differentiates assignments.
@@ -291,7 +291,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
-        """Combines the components that local replicas have assigned to a variable into its whole value.
+        """Combines the components that local replicas have assigned to a variable into a value for all replicas.
 
         Raises:
             ReplicaDivergenceError: The components of a mirrored variable differ.
@@ -299,7 +299,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def split(self, value: jax.Array, replica: int) -> Any:
-        """Returns one local replica's component of a variable's whole value."""
+        """Returns one local replica's component of a variable's value for all replicas."""
 
     def local(self, variable: VariableLike, replica: int) -> Any:
         entry = self.staged.get(id(variable))

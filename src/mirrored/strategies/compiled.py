@@ -146,7 +146,7 @@ class _Run:
         return self._bind(body)
 
     def _refuse_components(self, body: Body) -> None:
-        """Raises an error if replicas read or assign a variable whose components an exported program does not have."""
+        """Raises an error if an exported program's replicas use a variable that has per-replica components."""
         sources = [one.source for one in body.constants if isinstance(one, CaptureTracer)]
         used = [one.variable for one in (*sources, *self._assigned) if isinstance(one, (Captured, Assigned))]
         components = [variable for variable in used if variable.per_replica]
@@ -234,7 +234,7 @@ class _Run:
         return _Output(start=start, replicated=replicated or self._is_one_object(column), declared=replicated)
 
     def _is_one_object(self, column: Sequence[Any]) -> bool:
-        """Returns whether all replicas return an object that a `merge_call` has given to each of them.
+        """Returns whether all replicas return the same object, which they have received from a `merge_call`.
 
         As in TensorFlow, this object is the result, not a per-replica value of it. A tracer that a variable has as its
         new value may also come from a read, of which each replica has a component of its own.
@@ -247,7 +247,7 @@ class _Run:
     # Replication check
 
     def _analysis(self, body: Body) -> ReplicationCheck:
-        """Returns a traced body's replication check, which is also valid for fewer outputs (`Body.giving`)."""
+        """Analyses which values of a traced body are replicated; the analysis stays valid if outputs are removed."""
         origins = [origin_of(constant) for constant in body.constants]
         origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
         return check_replication(body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None)
@@ -439,7 +439,7 @@ class _Component:
     local: int | None
 
     def local_value(self, parts: Sequence[Any]) -> Any:
-        """Returns one replica's value of a captured constant, given the operands on its device."""
+        """Returns one replica's value of a captured constant, given the program's operands on the replica's device."""
         return parts[self.place] if self.local is None else parts[self.place][self.local]
 
 

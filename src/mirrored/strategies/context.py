@@ -218,7 +218,7 @@ class ReplicaContext:
         return treedef.unflatten(run_merge(merge, arrays))
 
     def _check(self, called: str) -> None:
-        """Raises ContextError unless the caller is this replica in its run; `called` is what the user called."""
+        """Raises ContextError unless the caller is this replica in its run; `called` is the method shown in errors."""
         here, runner = ambient().replica, ambient().runner
         if here is self and runner is not None:
             return
@@ -324,7 +324,7 @@ def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: St
 def _columns(
     called: str, payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
 ) -> list[list[Any] | None]:
-    """Collects each leaf's components on the local replicas, with zeros for None; None for a leaf that all lack.
+    """Collects each leaf's arrays from the local replicas, with zeros in place of None; None if all arrays are None.
 
     Args:
         called: What the user called, for messages.

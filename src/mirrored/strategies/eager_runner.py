@@ -180,7 +180,7 @@ class EagerRunner(ReplicaRunner):
         return treedef.unflatten(leaves)
 
     def _check_replicated(self, leaves: Mapping[str, Sequence[Any]]) -> None:
-        """Raises an error if replicated leaves, given by their labels, differ between replicas of any worker."""
+        """Raises an error if a leaf declared replicated differs between any replicas; `leaves` is keyed by label."""
         values: dict[str, Any] = {}
         for label, components in leaves.items():
             payloads = [payload_of(component) for component in components]

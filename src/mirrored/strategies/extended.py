@@ -72,7 +72,7 @@ class StrategyExtended:
         return self._delivered(value, reduced, destinations)
 
     def _delivered(self, value: object, reduced: PyTree, destinations: object) -> Any:
-        """Returns a reduced value in the form for `destinations`: an array for one device, else a mirrored value."""
+        """Returns a reduced value as `destinations` requires: an array for one device, else a mirrored value."""
         if isinstance(destinations, str):
             return reduced
         given, _ = structures.flatten(value, also=SparseRows)

@@ -145,7 +145,7 @@ def _to_first_row(mesh: Mesh, value: object) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def first_row(mesh: Mesh, rows: jax.Array) -> Any:
-    """Converts an array ``[devices, ...]`` with equal rows, one per device, to one replicated row.
+    """Converts an array ``[devices, ...]`` with equal rows to a replicated array with the value of one row.
 
     The cotangent goes to the first device alone.
     """

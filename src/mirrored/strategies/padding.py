@@ -40,7 +40,7 @@ def scope_of(local: int) -> str:
 
 
 class Calls:
-    """Applies the equations of a device's replica slots; a slot without a replica skips equations that call Python.
+    """Applies the equations of a device's replica slots; an empty slot skips equations that call Python functions.
 
     The slot before the last one is applied first, as replicas are traced in order.
 
@@ -88,7 +88,7 @@ class Calls:
 def contain(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites a `run`'s program so that a slot without a replica emits no gradients and calls no Python functions.
+    """Rewrites the program of a `run` so that empty replica slots emit no gradients and call no Python functions.
 
     An equation that stands for one slot's part in a collective keeps its form, because `fuse` replaces it later. Only
     the gradients of its operands are cut off.

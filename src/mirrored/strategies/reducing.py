@@ -154,7 +154,7 @@ def check_sums_rows(called: str, rows: SparseRows, op: Any, axis: Any = None) ->
 
 
 def _check_leaf(called: str, op: ReduceOp, leaf: object) -> None:
-    """Checks that a leaf's dtype can be reduced."""
+    """Raises an error if a reduction does not support the dtype of a leaf."""
     if isinstance(leaf, PerReplica):
         leaf = leaf.local[0] if isinstance(leaf, LocalPerReplica) else leaf.first()
     if leaf is None:

@@ -76,12 +76,12 @@ def is_array(value: object) -> bool:
 
 
 def _has_padding(value: object) -> TypeGuard[PerReplica]:
-    """Returns whether `value` is a per-replica value with padded rows, which a tape tracks as a whole."""
+    """Returns whether `value` is a per-replica value with padding rows, which a tape tracks as one stacked array."""
     return isinstance(value, PerReplica) and is_padded(value)
 
 
 def is_leaf(value: object) -> bool:
-    """Returns whether a tape treats `value` as one leaf: None, a variable, or a per-replica value with padded rows."""
+    """Returns whether a tape treats `value` as one leaf: None, a variable, or a per-replica value with padding rows."""
     return value is None or is_variable(value) or _has_padding(value)
 
 
@@ -179,7 +179,7 @@ def _of_components(called: str, found: str) -> TapeError:
 
 
 def refuse_padded(structure: PyTree, called: str) -> None:
-    """Raises an error for a per-replica value with padded rows, because a Jacobian would contain the padding.
+    """Raises an error for a per-replica value with padding rows, because a Jacobian would contain the padding.
 
     Raises:
         ArgumentTypeError: The structure contains such a value.

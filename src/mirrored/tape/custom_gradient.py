@@ -1,4 +1,4 @@
-"""`custom_gradient` and `stop_gradient`, with the tape records of functions with a custom gradient."""
+"""`custom_gradient` and `stop_gradient`, and the tape records of calls with a custom gradient."""
 
 from __future__ import annotations
 
@@ -413,7 +413,7 @@ def _of_variable(gradient: Any, variable: ReadableVariable) -> Any:
 
 
 def _fitted(gradient: Any, like: Any, what: str) -> Any:
-    """Returns a gradient as an array of the dtype of the value to which it belongs, and checks its shape."""
+    """Converts a gradient to the dtype of the value to which the gradient belongs, after checking the shape."""
     if gradient is None:
         return None
     wanted = shape_of(like)

@@ -153,7 +153,7 @@ class _ForwardTape(GradientTape):
 
     @property
     def is_recording(self) -> bool:
-        """Whether the tape's block is open."""
+        """Whether the tape is inside its ``with`` block, and therefore records operations."""
         return self._entered
 
 

@@ -339,7 +339,7 @@ def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree
 
 
 def _check_names(targets: PyTree, output_gradients: PyTree) -> None:
-    """Checks that output gradients, which are paired with targets by position, have the same dict keys.
+    """Checks that output gradients, paired with targets by position, are under the same dict keys as the targets.
 
     Lists and tuples may be nested in other ways, as in TensorFlow, and take the place of a dict whose keys are sorted.
     """

@@ -224,7 +224,7 @@ def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> l
 
 
 def _backward_from_operands(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> list[list[Any]]:
-    """Runs a collective or `merge_call` once more for its pullback, which then depends on the operands.
+    """Recomputes a collective or `merge_call`, and runs its pullback as a function of operands and cotangents.
 
     Args:
         merge_pullback: The pullback of the first execution.

@@ -263,7 +263,7 @@ class Rule:
         return closed_over_inputs(program_of(self._operation.function, self._avals))
 
     def _derive_for_watched(self) -> None:
-        """Derives the VJP rule for all watched inputs; if JAX cannot, for those that it can differentiate."""
+        """Derives the VJP rule for all watched inputs or, if JAX fails, for the inputs that JAX can differentiate."""
         try:
             self._derive(self._avals, self.watched)
         except Exception as failure:
@@ -280,7 +280,7 @@ class Rule:
             self.any_tracked = any(self.tracked)
 
     def _derivable(self, watched: Watched, left: list[int]) -> Watched:
-        """Returns those of the watched inputs with respect to which JAX can differentiate the operation.
+        """Returns the watched inputs with respect to which JAX can differentiate the operation.
 
         Bisects the inputs. `left` holds the number of remaining attempts.
         """
@@ -334,7 +334,7 @@ class Rule:
         self.passes = len(watched) == 1 and self.tracked == [True] and self.backward((True,)).passes
 
     def _plan_residuals(self, program: JaxprProgram) -> None:
-        """Decides where each residual comes from, and drops residuals that need no computation from the program."""
+        """Decides where each residual comes from; the forward program returns only residuals that need computation."""
         kept = list(range(self.num_results))
         seen = {id(program.jaxpr.outvars[i]): i for i in reversed(kept)}
         self.plan: list[tuple[int, Any]] = []

@@ -189,7 +189,7 @@ class LinearPullbackRecord(PullbackRecord):
         return [pair for pair in super().pull_recorded(cotangents, run) if pair[0] in reached]
 
     def _traced(self, cotangents: list[Any]) -> tuple[JaxprProgram, list[int]]:
-        """Returns the pullback of the cotangents that are not None, and the inputs that they reach."""
+        """Returns the pullback, traced for the cotangents that are not None, and the inputs that get a cotangent."""
 
         def pull(*given: Any) -> Sequence[Any]:
             remaining = iter(given)
@@ -379,7 +379,7 @@ class Recorder:
             self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
 
     def read_key(self, variable: ReadableVariable) -> Key:
-        """Returns the key for a variable's reads: that of its last differentiable assignment, else its own key."""
+        """Returns the key that reads of a variable get: the variable's, or that of a differentiably assigned value."""
         if id(variable) not in self.reassigned:
             return self.variable_key(variable)
         _, keys = self.reassigned[id(variable)]

@@ -265,7 +265,7 @@ class Recording:
                 self._recorder.reassign(variable, None, self._trace)
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Records a differentiable assignment of a framework: gradients of later reads flow to `value` if tracked."""
+        """Records an assignment that a framework differentiates: gradients of later reads flow to a tracked `value`."""
         if self._trace.recorder is not None:
             self._recorder.reassign(variable, value, self._trace)
 

@@ -132,7 +132,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results if primitive.multiple_results else results[0]
 
     def _stop_gradient(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Runs `stop_gradient` without counting its operands as used by an enclosing `touching` block."""
+        """Runs `stop_gradient` so that an enclosing `touching` block does not count the operands as used values."""
         touched, self.touched = self.touched, {}
         try:
             values, _, _ = self.split_operands(args)

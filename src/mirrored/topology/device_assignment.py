@@ -243,12 +243,12 @@ class DeviceAssignment:
 
     @functools.cached_property
     def slots(self) -> Slots:
-        """The slots in which a compiled program places the replicas, equally many on every device (`Slots`)."""
+        """The replica slots of a compiled program, equally many on every device (`Slots`)."""
         return Slots(len(self.devices), self.num_replicas)
 
     @functools.cached_property
     def local(self) -> int:
-        """The number of slots for replicas on each device (K): the largest number of replicas on one device."""
+        """The number of replica slots on each device (K), i.e. the largest number of replicas on one device."""
         return self.slots.local
 
     @property

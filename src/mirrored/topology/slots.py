@@ -1,4 +1,4 @@
-"""`Slots`: the slots for replicas in a compiled program, equally many on each device, and the replica in each slot."""
+"""`Slots`: the replica slots of a compiled program, equally many on each device, and the replica in each slot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """The slots for R replicas in a compiled program on D devices, equally many per device; some may stay empty.
+    """The replica slots of a compiled program for R replicas on D devices, equally many per device; some may be empty.
 
     Attributes:
         devices: D, at most R.
@@ -35,12 +35,12 @@ class Slots:
 
     @functools.cached_property
     def local(self) -> int:
-        """The number of slots for replicas on each device (K)."""
+        """The number of replica slots on each device (K)."""
         return -(-self.replicas // self.devices)
 
     @functools.cached_property
     def count(self) -> int:
-        """The number of slots for replicas on all devices (D * K), including empty slots."""
+        """The number of replica slots on all devices (D * K), including empty slots."""
         return self.devices * self.local
 
     @functools.cached_property
@@ -83,7 +83,7 @@ class Slots:
         return several.concatenate([head, _joined(tail)])
 
     def stacked(self, rows: Any) -> Any:
-        """Converts an array of one row per replica to one row per slot; an empty slot gets a copy of the row before."""
+        """Converts an array with one row per replica to one row per slot; an empty slot repeats the previous row."""
         if not self.padded:
             return rows
         several = np if isinstance(rows, np.ndarray) else jnp

@@ -186,7 +186,7 @@ class _Handshake:
         self._connection.sendall(" ".join(words).encode() + b"\n")
 
     def hear(self, count: int) -> list[str]:
-        """Returns the words of the next line.
+        """Returns the words of the next line that the peer sends.
 
         Raises:
             RefusedError: The line does not have `count` words, is too long, or does not arrive in time.

@@ -58,7 +58,7 @@ def _default_file(environment: Mapping[str, str]) -> Path:
 
 
 def _generate(path: Path) -> None:
-    """Creates the secret's file; of two processes that do so at once, both use the file that is created first."""
+    """Creates the secret's file; if two processes do so at once, both use the file that was created first."""
     if path.exists():
         return
     try:

@@ -57,7 +57,7 @@ class DistributedValues(abc.ABC):
         return distributed_repr(type(self).__name__, self.values)
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks: each replica's component, and the device on which it is."""
+        """Returns a table for notebooks: each replica's component, and the component's device."""
         if self._is_traced:
             return html.text(repr(self))
         values = self.values
@@ -84,7 +84,7 @@ def _refuse(operation: str) -> Callable[..., NoReturn]:
 
 
 class _NotAnArray(DistributedValues):
-    """Base of values that are not arrays: every operation that only an array supports raises an explained error."""
+    """Base class of values that are not arrays: array operations on them raise an error that states the remedy."""
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -236,7 +236,7 @@ class PerReplica(_NotAnArray):
         return self._num_rows()
 
     def _num_rows(self) -> int:
-        """The number of components of a stacked value: its rows without those of empty slots."""
+        """The number of components of a stacked value, i.e. of those rows that belong to a replica."""
         assert self._stacked is not None
         if self._device_assignment is not None and self._device_assignment.is_uneven:
             return self._device_assignment.num_replicas

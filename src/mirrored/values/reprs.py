@@ -1,4 +1,4 @@
-"""The `repr` of distributed values, and the form of arrays in messages."""
+"""The `repr` of distributed values, and the short form of arrays in error messages."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _gathers: list[Callable[[], bool]] = []
 
 
 def register_gathers(gathers: Callable[[], bool]) -> None:
-    """Registers a predicate: whether a compiled function is being traced in cross-replica context."""
+    """Registers a predicate that returns whether a compiled function is being traced in cross-replica context."""
     _gathers.append(gathers)
 
 

@@ -170,7 +170,7 @@ class TensorShape(tuple[Any, ...]):
         return iter(self._known("iter"))
 
     def __bool__(self) -> bool:
-        """Returns whether there are dimensions, as for any tuple. TensorFlow returns whether the rank is known."""
+        """Returns whether the shape has dimensions, like a tuple; TensorFlow returns whether the rank is known."""
         return self.rank not in (None, 0)
 
     def __getitem__(self, key: SupportsIndex | slice) -> Any:

@@ -188,7 +188,7 @@ class Watchdog:
             self._fail(self._suspicions[0])
 
     def _warn_of_unmatched_calls(self, board: Mapping[int, WorkerProgress]) -> None:
-        """Warns if another worker may have matched this worker's call of a collective with one at another line.
+        """Warns if a collective call of this worker may be paired with another worker's call from a different line.
 
         Only the next mismatch proves it.
         """

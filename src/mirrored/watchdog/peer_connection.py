@@ -117,7 +117,7 @@ class PeerConnection:
             channel.close()
 
     def _receive(self, other: int, channel: Channel, messages: Iterator[dict[str, Any]]) -> None:
-        """Receives another worker's messages until its connection ends; reports each failed worker that they name."""
+        """Receives a worker's messages until its connection ends; reports each failed worker that the messages name."""
         channel.keep_alive(self._heartbeat_seconds)
         with self._lock:
             self._channels[other] = channel
