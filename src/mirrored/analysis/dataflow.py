@@ -165,7 +165,7 @@ class DataflowRules:
         return tuple(union((index, *output)) for output in outputs)
 
     def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
-        """Returns the combined ways in which the equations of a jaxpr make values vary, regardless of the inputs."""
+        """Returns how equations of a jaxpr can make values vary (as `axis_index` does), whatever the inputs are."""
         found = self._sources.get(id(jaxpr))
         if found is None:
             found = self._sources[id(jaxpr)] = union(

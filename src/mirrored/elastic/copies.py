@@ -96,7 +96,7 @@ class SharedCopies:
         return step, unpacked(head.decode(), data)
 
     def _header(self, descriptor: int) -> tuple[int, int, int]:
-        """Returns the step and the sizes of a copy; a negative step if it is not complete."""
+        """Returns the step and the sizes of a copy; the step is negative if the copy is not complete."""
         raw = os.pread(descriptor, _HEADER.size + _CHECK.size, 0)
         header, check = raw[: _HEADER.size], raw[_HEADER.size :]
         if len(check) < _CHECK.size or _CHECK.unpack(check)[0] != zlib.crc32(header):

@@ -129,7 +129,7 @@ class Worker:
         return self._link.suspect(_NEWS_SECONDS, tell=False)
 
     def _leave(self, place: Place) -> None:
-        """Removes all objects of the ended membership epoch: threads, arrays, programs, backends, client."""
+        """Frees the membership epoch's threads, arrays, programs, backends and coordination service client."""
         joining, self._joining = self._joining, None
         if joining is not None:
             joining.abandon()

@@ -392,7 +392,7 @@ class ElasticSupervisor(Supervisor):
         return failure or self._execute(self._membership.lost(key))
 
     def _give_up(self, slot: int, how: str, code: int | None) -> Failure | None:
-        """Stops replacing the worker of a slot; returns the job's failure if too few workers are left, else None."""
+        """Stops replacing the worker in a slot; returns the job's failure if too few workers are left, else None."""
         self._output.say(f"worker {slot} {how} {STILLBORN_LIMIT} times before it could join; it is not replaced again")
         return self._failure_without(f"worker {slot} {how}", shell_code(code or 1))
 

@@ -33,7 +33,7 @@ class Replacements:
         return self._stillborn[slot] >= STILLBORN_LIMIT
 
     def give_up(self, slot: int) -> None:
-        """Marks a worker slot in which no more processes are to be started."""
+        """Marks a worker slot, so that no more processes are started in the slot."""
         self._stillborn[slot] = STILLBORN_LIMIT
 
     def slots(self, members: dict[int, Member], fewest: int, most: int) -> list[int]:

@@ -165,7 +165,7 @@ class _Call:
         return tree.unflatten(outputs)
 
     def under_transform(self) -> Any:
-        """Calls the function by `jax.custom_gradient`, since a JAX transform differentiates it."""
+        """Calls the function through `jax.custom_gradient`, because a JAX transform differentiates the call."""
         try:
             return self._unless_merged([])
         except _ReadVariables as read:
@@ -174,7 +174,7 @@ class _Call:
             return self._unless_merged(read.variables)
 
     def _unless_merged(self, variables: list[Any]) -> Any:
-        """Calls the function with its custom gradient; if the function calls `merge_call`, without a gradient.
+        """Calls the function with its custom gradient, or without a gradient if the function calls `merge_call`.
 
         JAX traces a function with a custom gradient by itself, where replicas cannot wait for each other. In the trace
         of the replica function they can, and no tape inside it is open. A tape around the run gets an error.
@@ -282,7 +282,7 @@ def _tapes_from(innermost: TapeTrace) -> Iterator[TapeTrace]:
 
 @contextmanager
 def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]]:
-    """Runs the block without recording, and yields for each tape the keys of the tracked values that the block uses."""
+    """Runs a ``with`` block without recording, and yields for each tape the keys of the tracked values used in it."""
     with ExitStack() as stack:
         yield {id(tape): stack.enter_context(tape.touching()) for tape in reversed(tapes)}
 

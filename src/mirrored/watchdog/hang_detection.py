@@ -37,7 +37,7 @@ def mismatched_calls(standings: Mapping[int, WorkerProgress]) -> str | None:
 
 
 def _first_difference(one: WorkerProgress, other: WorkerProgress) -> int | None:
-    """Returns the first number at which two workers' logs contain different operations; None without one."""
+    """Returns the number of the first operation in which two workers' logs differ; None if no operation differs."""
     start, end = max(one.oldest, other.oldest), min(one.count, other.count)
     begins = {stretch.first for stretch in (*one.stretches, *other.stretches)} | {start}
     return next(
@@ -90,7 +90,7 @@ def unmatched_calls(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, 
 
 
 def _own_places(one: WorkerProgress, other: WorkerProgress) -> list[CallSite]:
-    """Returns the lines at which `one` called a collective, but which `other` has passed without a call."""
+    """Returns the lines at which worker `one` called a collective, but worker `other`, now past them, did not."""
     if other.has_more_places:
         return []
     known = {(place.label, place.line) for place in other.places}
