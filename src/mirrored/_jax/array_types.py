@@ -1,4 +1,4 @@
-"""Makes arrays of the types that JAX does not make from a NumPy array: weak types, and 64 bits without `enable_x64`."""
+"""Creates JAX arrays with weak types, and 64-bit arrays even without `enable_x64`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _WIDE: Final = ("float64", "int64", "uint64", "complex128")
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:
-    """Returns an array with a weak type, as `jnp.asarray(0.1)` has it: its dtype does not widen that of others."""
+    """Converts an array to a weakly typed array, like `jnp.asarray(0.1)`, which does not widen other dtypes."""
     weak: jax.Array = _lax_operations._convert_element_type(array, array.dtype, weak_type=True)
     return weak
 
 
 def keeping_width(dtype: str) -> contextlib.AbstractContextManager[object]:
-    """Returns a context in which JAX makes arrays of a dtype of 64 bits, which it narrows otherwise."""
+    """Returns a context manager in which JAX keeps arrays of a 64-bit `dtype` instead of narrowing them to 32 bits."""
     return jax.enable_x64(True) if dtype in _WIDE else contextlib.nullcontext()

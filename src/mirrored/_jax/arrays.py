@@ -164,7 +164,7 @@ def new_array(value: Any, dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def _as_jax_has_it(dtype: DTypeLike | None) -> DTypeLike | None:
-    """Returns the 32-bit dtype for a 64-bit one if JAX's x64 mode is off, and warns as JAX does, at the user's line."""
+    """Narrows a 64-bit dtype to 32 bits if JAX's x64 mode is off, and issues a warning at the user's source line."""
     if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     available = jax.dtypes.canonicalize_dtype(dtype)
@@ -198,7 +198,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Returns whether all values of a 64-bit integer array fit into a narrower integer `dtype`; True in other cases."""
+    """Returns False if a value of a 64-bit integer array does not fit into a narrower integer `dtype`, else True."""
     if array.dtype.itemsize < 8 or dtype.itemsize >= 8 or array.dtype.kind not in "iu" or dtype.kind not in "iu":
         return True
     limits = np.iinfo(dtype)
@@ -229,7 +229,7 @@ def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
 
 
 def _is_canonical(array: np.ndarray) -> bool:
-    """Returns whether an array has the dtype that it has on devices, and no mask."""
+    """Returns whether a value is an unmasked NumPy array with a dtype that JAX keeps on devices."""
     # A dtype of the other byte order is not equal.
     return type(array) is np.ndarray and array.dtype == canonical_dtype(array.dtype)
 

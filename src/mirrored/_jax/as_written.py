@@ -1,4 +1,4 @@
-"""Compiles programs as written: XLA does not merge equal computations.
+"""Compiles programs "as written": without the XLA passes that make results depend on the number of devices.
 
 This is one of the conditions for bit-identical results; `collectives.fixed_order_tree.OrderedTree` has the others.
 
@@ -81,7 +81,7 @@ class AsWritten:
         self.jitted = jax.jit(function, compiler_options=_as_written(), **options)
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the function. Compiles it first if necessary."""
+        """Runs the function, after compiling it if necessary."""
         with partitioned_unmerged():
             return self.jitted(*args)
 
@@ -92,7 +92,7 @@ class AsWritten:
 
 
 class _Lowered:
-    """A lowering whose `compile` uses the same compiler settings as the call. Other attributes are forwarded."""
+    """A `jax.stages.Lowered` whose `compile` uses the compiler settings of `AsWritten`."""
 
     def __init__(self, lowered: jax.stages.Lowered) -> None:
         self._lowered = lowered
@@ -111,13 +111,13 @@ def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:
-    """Returns `jax.jit(function)`; if `as_written`, compiled so that results do not depend on the number of devices."""
+    """Jits a function; if `as_written`, without the XLA passes that make results depend on the number of devices."""
     return AsWritten(function, **options) if as_written else jax.jit(function, **options)
 
 
 @contextmanager
 def partitioned_unmerged() -> Iterator[None]:
-    """Sets the partitioner and the attentions of a program that is compiled as written, in a ``with`` block."""
+    """Context manager that selects GSPMD and deterministic attention for programs that are compiled as written."""
     _logging.absl_set_min_log_level(max(_ONLY_ERRORS, _level()))
     try:
         with _config.use_shardy_partitioner(False), deterministic_attention():

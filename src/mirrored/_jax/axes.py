@@ -1,4 +1,4 @@
-"""The name of the mesh axis of the replicas' devices, and JAX's errors about axis names that are not bound."""
+"""Defines the name of the mesh axis over the replicas' devices, and explains JAX's errors about unbound axis names."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ _trace_now = _core.trace_ctx
 
 
 class _StandInTrace(jax.core.Trace):  # type: ignore[misc]
-    """The trace of all stand-ins (`BoxTracer`, `ReadTracer`). It is never current, so it executes no primitive."""
+    """The trace of all stand-ins (`BoxTracer`, `ReadTracer`), which is never current and so executes no primitive."""
 
     def process_primitive(self, primitive: object, tracers: object, params: object, /) -> Any:
         raise AssertionError("the stand-ins' trace is never current")
@@ -87,7 +87,7 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """Protocol of a gradient tape's JAX trace, with the members that the arrays tracked by the tape (boxes) use."""
+    """Protocol of a gradient tape's JAX trace: the members that tape-tracked arrays (boxes) use."""
 
     @property
     def recorder(self) -> object:
@@ -95,7 +95,7 @@ class Owner(Protocol):
         ...
 
     def captured(self, functions: list[Any]) -> None:
-        """Registers functions whose cached traces contain a tracked array as a constant; JAX must trace them again."""
+        """Makes JAX retrace functions whose cached traces contain a tape-tracked array as a constant."""
         ...
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
@@ -137,7 +137,7 @@ class Box(jax.Array):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """The function that JAX calls to get the constant to embed in a trace that captures this array."""
+        """Hook that JAX calls when a trace captures this array, to get the constant to embed in the trace."""
         # JAX has this hook for symbolic dimensions: `DynamicJaxprTrace.to_jaxpr_tracer` calls `x.dimension_as_value()`
         # for any captured object that has it, and embeds the result.
         return lambda: stand_in(self) if self.owner.recorder is not None else self.payload
@@ -282,7 +282,7 @@ def stand_in(box: Box) -> BoxTracer:
 
 
 def _value_for_jax(box: Box) -> Any:
-    """Returns the operand that a JAX primitive gets in place of a box; this module's docstring lists the cases."""
+    """Returns the operand of a JAX primitive for a box (tape-tracked array): the box, its array, or a stand-in."""
     trace = _trace_now.trace
     if hasattr(trace, "process_merge"):  # the trace of a tape
         return box
@@ -292,7 +292,7 @@ def _value_for_jax(box: Box) -> Any:
 
 
 def _shard(boxes: Sequence[Box], *args: Any, **kwargs: Any) -> Any:
-    """Passes the payloads of boxes to a compiled program; warns if a tape should have recorded the call.
+    """Unwraps tape-tracked arrays (boxes) for a compiled program; warns if the current tape cannot record the call.
 
     Under that tape, only a program compiled ahead of time, which binds no primitive, gets boxes.
     """
@@ -358,7 +358,10 @@ _SHORT = frozenset(f"__{name}__" for one in ("add", "sub", "mul", "truediv", "ma
 
 
 def _operator(name: str) -> Callable[[Box, Any], Any]:
-    """Returns a binary operator of `Box` that calls the current one of `jax.Array`, which `mirrored.tf` may replace."""
+    """Returns a binary operator method for `Box`, which calls the tape directly or the method of `jax.Array`.
+
+    It looks the method up at each call, because `mirrored.tf` may replace it.
+    """
     operation, direct = name.strip("_"), _DIRECT if name in _SHORT else frozenset[type]()
 
     def method(self: Box, other: Operand) -> Any:

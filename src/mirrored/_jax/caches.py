@@ -1,4 +1,4 @@
-"""Functions on JAX's tracing caches: separates and evicts cached traces."""
+"""Functions that separate and evict traces in JAX's tracing caches."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def current() -> Hashable:
 
 
 def swap(token: Hashable) -> Hashable:
-    """Sets the token that this thread adds to the keys of JAX's tracing caches; returns the previous one."""
+    """Sets the token that this thread adds to the keys of JAX's tracing caches; returns the previous token."""
     previous: Hashable = holder.value
     holder.set_local(token)
     return previous
@@ -106,7 +106,7 @@ put: Callable[[Hashable], None] = holder.set_local
 
 
 def swap_replica(token: Hashable) -> Hashable:
-    """Sets the token of this thread's replica in the keys of JAX's tracing caches; returns the previous one."""
+    """Sets this thread's replica token in the keys of JAX's tracing caches; returns the previous replica token."""
     previous: Hashable = replica_holder.value
     replica_holder.set_local(token)
     return previous
@@ -116,7 +116,7 @@ put_replica: Callable[[Hashable], None] = replica_holder.set_local
 
 
 def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
-    """Restores this thread's tracing-cache tokens after an exception, except a token that belongs to a trace.
+    """Restores this thread's tracing-cache tokens after an exception, except a token of a compiled function's trace.
 
     The trace may have taken a newer token meanwhile (`renew`). Under the older one, JAX would find helpers that have
     captured the old values of variables.
@@ -137,7 +137,7 @@ def using(token: Hashable) -> Iterator[None]:
 
 
 class _TapeToken:
-    """A tracing-cache token for the tapes of one thread; another thread reuses it later, so that few are ever made."""
+    """A tracing-cache token for the tapes of one thread; when deleted, the token's name returns to a pool for reuse."""
 
     _pool: ClassVar[list[str]] = []
 
@@ -177,7 +177,7 @@ def carry_tape_token() -> Callable[[], None]:
 
 
 class _Sharing:
-    """The tracing-cache tokens of one trace of a compiled function, and whether its tapes and replicas share one.
+    """The tracing-cache tokens of one trace of a compiled function, and whether tapes and replicas share a token.
 
     Attributes:
         apart: Whether every change of tape or replica takes a new token, so that helpers are traced again.
@@ -246,7 +246,7 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """Makes JAX retrace functions after each change of tape or replica, because a traced function reads a variable.
+    """Makes JAX retrace functions after each change of tape or replica; called when a traced function reads a variable.
 
     JAX caches the trace in progress under the token from its start, which is replaced here. So the next call traces the
     helper once more. From then on its traces are reused only until the tape or the replica changes: a thread takes a
@@ -296,7 +296,7 @@ def leave_tape(outer: Hashable) -> None:
 
 
 class _Replicas:
-    """Process-wide state: whether each replica of an eager run has its own cached traces. It is never unset."""
+    """Process-wide flag that makes JAX cache separate traces for each replica of an eager run; never cleared."""
 
     apart = False
 
@@ -433,7 +433,7 @@ def _shape_caches() -> tuple[Any, ...]:
 
 
 def _functions_under(keys: Iterable[Any], tokens: Set[Hashable]) -> Iterator[Any]:
-    """Yields the functions of those cache keys that contain one of `tokens`.
+    """Yields the function of each tracing-cache key in `keys` that contains one of `tokens`.
 
     A key consists of a weak reference to the function, JAX's trace context, and further parts.
     """

@@ -102,7 +102,7 @@ def _opened(jaxpr: Jaxpr | ClosedJaxpr) -> Any:
 
 
 def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
-    """Returns, as bit masks, which inputs each result depends on, and which ones custom derivatives close over.
+    """Returns bit masks of inputs: those that each output depends on, and those that custom derivatives close over.
 
     Args:
         jaxpr: An open or closed jaxpr.
@@ -126,7 +126,7 @@ def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequen
 
 
 def _through(equation: JaxprEqn, masks: Sequence[int]) -> tuple[list[int], int]:
-    """Returns the masks of one equation's results, and of its closed-over operands, given those of its operands."""
+    """Returns the dependency masks of an equation's results, and the mask of its closed-over operands."""
     everything = functools.reduce(operator.or_, masks, 0)
     results = [0 if equation.primitive is stop_gradient_p else everything] * len(equation.outvars)
     lost = 0
@@ -148,7 +148,7 @@ def _lost_inside(equation: JaxprEqn, jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence
 
 
 def _lost_in_scan(params: Mapping[str, Any], jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int]) -> int:
-    """Returns the mask of closed-over operands in a `scan`: iterates until the masks of the carries do not change."""
+    """Returns the mask of the `scan` inputs that custom derivatives close over, by fixed-point iteration."""
     start, count = scan_split(params)
     before: list[int] = []
     after = list(masks)
@@ -262,7 +262,7 @@ class Lifted:
         self._arrays = tuple(arrays)
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Applies the primitive. The arguments are values for `arrays`, followed by the primitive's operands."""
+        """Applies the primitive; the arguments are replacements for the embedded arrays, followed by the operands."""
         count = len(self._ids)
         return _bind(self._primitive, self._params, args[count:], dict(zip(self._ids, args[:count], strict=True)))
 

@@ -1,4 +1,4 @@
-"""Computes results that are constants, such as zeros, on the host: JAX would compile a program for each shape.
+"""Computes constant results, such as zeros, on the host, because JAX would compile a program for each shape.
 
 Supports JAX 0.10 to 0.12 (`jax.make_jaxpr`; the equations `broadcast_in_dim` and `copy`).
 """
@@ -35,7 +35,7 @@ def with_constants(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _filled(jaxpr: Any, constants: int) -> list[np.ndarray[Any, Any]] | None:
-    """Returns the results of a program if each is filled with one number; else None."""
+    """Returns a program's results if each of them repeats a single number; otherwise None."""
     if constants:
         return None
     known: dict[Any, np.ndarray[Any, Any]] = {}

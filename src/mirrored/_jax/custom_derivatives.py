@@ -1,4 +1,4 @@
-"""Calls functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) in the form that a trace receives.
+"""Inspects and applies functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) inside a trace.
 
 Supports JAX 0.10 to 0.12: `linear_util.WrappedFun` with its debug info and stores.
 """
@@ -26,7 +26,7 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
 def is_from_jax(function: WrappedFun) -> bool:
-    """Returns whether the function inside a JAX `WrappedFun` is one of JAX's own, which closes over no values.
+    """Returns whether the function inside a JAX `WrappedFun` is defined in JAX and closes over no values.
 
     A function of JAX that holds values (`functools.partial`, a bound method) is not: it is like a user's closure.
     """
@@ -34,7 +34,7 @@ def is_from_jax(function: WrappedFun) -> bool:
 
 
 def has_rule_of_jax(rule: WrappedFun) -> bool:
-    """Returns whether the derivative rule inside a JAX `WrappedFun` is one of JAX's own, which closes over no values.
+    """Returns whether the derivative rule inside a JAX `WrappedFun` is defined in JAX and closes over no values.
 
     `defjvps` makes the rule itself, which closes over the functions that it was given, one per argument.
     """
@@ -54,7 +54,7 @@ def _is_of_jax(function: Any) -> bool:
 
 
 def _is_defined_in_jax(function: Any) -> bool:
-    """Returns whether JAX's source files define a function and all functions that it wraps or holds, and no others."""
+    """Returns whether JAX's source defines a function and everything that the function wraps, binds or closes over."""
     if function is None:
         return True  # `defjvps` got no rule for one of the arguments
     if isinstance(function, tuple):
@@ -77,14 +77,14 @@ def _is_defined_in_jax(function: Any) -> bool:
 
 
 def fill_stores(function: Any, by: Any) -> None:
-    """Fills the empty stores (side results) of a JAX `WrappedFun` from those of an equal `WrappedFun` that has run."""
+    """Fills the empty side results (stores) of a JAX `WrappedFun` from an equal `WrappedFun` that has run."""
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)
 
 
 def reset_stores(function: WrappedFun) -> None:
-    """Clears the side results of a JAX `WrappedFun` (its stores), so that it can be called again."""
+    """Clears the side results (stores) of a JAX `WrappedFun`, so that the `WrappedFun` can be called again."""
     for store in getattr(function, "stores", ()):
         if store:
             store.reset()
@@ -92,7 +92,7 @@ def reset_stores(function: WrappedFun) -> None:
 
 @contextmanager
 def stores_kept(function: WrappedFun) -> Iterator[None]:
-    """Saves and restores the side results of a JAX `WrappedFun` (its stores) around a ``with`` block."""
+    """Saves and restores the side results (stores) of a JAX `WrappedFun` around a ``with`` block."""
     stores = [store for store in getattr(function, "stores", ()) if store is not None]
     held = [(store, store.val) for store in stores if store]
     reset_stores(function)
@@ -105,7 +105,7 @@ def stores_kept(function: WrappedFun) -> Iterator[None]:
 
 
 def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[str, Any]) -> Callable[..., list[Any]]:
-    """Returns a function that applies a `custom_jvp` or `custom_vjp` primitive to arrays, any number of times."""
+    """Returns a reusable function that applies a `custom_jvp` or `custom_vjp` primitive to arrays."""
 
     def bind(*args: Any) -> list[Any]:
         for function in functions:

@@ -84,7 +84,7 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def settle(self) -> None:
-        """Waits until the call has ended, or cancels a call that has not begun if the wait was interrupted."""
+        """Waits until the call has ended; cancels the call if the wait was interrupted before the call began."""
         may_cancel = self.interruption is not None or self._thread.ident is None
         if may_cancel and self._claim.take("waiting"):
             self.error = self.interruption or RuntimeError("the call was cancelled before it began")
@@ -197,7 +197,7 @@ def _states_in(module: ModuleType) -> Iterator[Any]:
 
 
 class _States:
-    """JAX's thread-local state objects. They are searched for again whenever more modules have been imported."""
+    """Cache of JAX's thread-local state objects, which is refreshed after further modules have been imported."""
 
     def __init__(self) -> None:
         self._modules_seen = 0

@@ -72,7 +72,7 @@ def detect(timeout_seconds: int) -> Detected | None:
 
 
 def _methods() -> list[Any]:
-    """Returns the detection methods that JAX tries by default.
+    """Returns the classes by which JAX detects a cluster by default; omits Kubernetes outside of an indexed job.
 
     Kubernetes is omitted outside an indexed job, where it does not describe the other processes, and without its Python
     package, where JAX's method only warns.
@@ -106,7 +106,7 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
 
 
 def next_slice(seconds: float) -> float:
-    """Returns how long to wait before the next call, at most `seconds`; in elastic jobs, raises if the workers changed.
+    """Returns the length of the next part of a long wait, in seconds; in elastic jobs, raises if workers changed.
 
     Context: the main thread, while it waits for input. Outside of elastic jobs it returns `seconds`.
     """
@@ -134,7 +134,7 @@ def on_leave(reset: Callable[[], object]) -> Callable[[], object]:
 
 
 def reset_for_another_job() -> None:
-    """Calls all functions that `on_leave` has registered."""
+    """Calls all functions that were registered with `on_leave`."""
     for reset in reversed(_resets):
         reset()
 

@@ -1,4 +1,4 @@
-"""Lowers division so that XLA rewrites it alike however many other users the divisor has.
+"""Lowers division so that XLA rewrites each division alike, whether or not other operations use the divisor.
 
 XLA for CPU rewrites `a / broadcast(b)` to `a * broadcast(1 / b)` if the broadcast is the only user of `b`, and the two
 differ in the last bit. The replicas of a device share values, such as an argument, a variable or the result of a merge.
@@ -36,7 +36,7 @@ def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
 
 
 def _own(divisor: Any, rank: int) -> Any:
-    """Returns a divisor whose broadcast is the only user of the value that it broadcasts."""
+    """Copies a divisor's broadcast value, so that the division is its only user; returns constants unchanged."""
     owner = divisor.owner
     name = getattr(owner, "name", None)  # a function's argument belongs to a block, which has no name
     if name == _BROADCAST:
@@ -56,5 +56,5 @@ def _apart(value: Any) -> Any:
 
 
 def connect_division() -> None:
-    """Replaces JAX's lowering rule of division."""
+    """Replaces JAX's lowering rule of division by the rule of this module."""
     _public_mlir.register_lowering(lax.div_p, _divide)

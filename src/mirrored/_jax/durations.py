@@ -25,7 +25,7 @@ _EVENTS: Final = {
 
 
 class _Measured:
-    """The seconds by kind, and how many traces are open in all threads: only the outermost one counts."""
+    """The measured seconds per activity, and the number of open traces, of which only the outermost is measured."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,7 +47,7 @@ _measured = _Measured()
 
 
 def durations() -> dict[str, float]:
-    """Returns the seconds per activity in `KINDS`; all activities but tracing are measured from the first call on."""
+    """Returns the seconds per activity in `KINDS`; the first call starts measuring all activities except tracing."""
     with _measured.lock:
         begins, _measured.listens = not _measured.listens, True
         found = dict(_measured.seconds)

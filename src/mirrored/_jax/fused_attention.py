@@ -1,4 +1,4 @@
-"""Lets programs that are compiled as written contain several fused attentions of cuDNN.
+"""Makes cuDNN attention work in deterministic programs that contain several equal attention calls.
 
 With `xla_gpu_deterministic_ops`, XLA sets `force_deterministic` in the configuration of the backward attention while it
 builds the attention's cuDNN graph, and then stores the graph by its configuration. A later attention with the same
@@ -26,7 +26,7 @@ _deterministic: Final = ContextVar("deterministic", default=False)
 
 @contextmanager
 def deterministic_attention() -> Iterator[None]:
-    """Sets `force_deterministic` for the attentions that JAX lowers in this block.
+    """Context manager that sets `force_deterministic` for every cuDNN fused attention that JAX lowers in its block.
 
     It is for programs that are compiled with `xla_gpu_deterministic_ops`.
     """
@@ -38,7 +38,7 @@ def deterministic_attention() -> Iterator[None]:
 
 
 def connect_fused_attention() -> None:
-    """Replaces the function by which JAX configures cuDNN's fused attention."""
+    """Patches JAX's configuration of cuDNN's fused attention, so that `deterministic_attention` takes effect."""
     create: Callable[..., dict[str, dict[str, object]]] = getattr(_attention, _NAME)
 
     @functools.wraps(create)

@@ -54,7 +54,7 @@ def apply_jaxpr(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> 
 
 
 def _is_plain(jaxpr: Jaxpr) -> bool:
-    """Returns whether all equations of a jaxpr can be copied: none is high-level or has an effect on an operand."""
+    """Returns whether a jaxpr's equations can be copied one by one: no high-level types, and no effects on operands."""
     if jaxpr.is_high:
         return False
     return not any(hasattr(e, "input") or hasattr(e, "input_index") for eqn in jaxpr.eqns for e in eqn.effects)
@@ -87,7 +87,7 @@ def _as_bound(value: Operand) -> Any:
 def _added(
     trace: _partial_eval.DynamicJaxprTrace, eqn: JaxprEqn, operands: Sequence[Any], name_stack: _source_info.NameStack
 ) -> Sequence[Any]:
-    """Adds an equation to the program that `trace` builds, and returns its results: constants if JAX can fold it."""
+    """Adds an equation to the jaxpr that `trace` builds; returns the results, as constants if JAX can fold them."""
     source = eqn.source_info.replace(name_stack=name_stack + eqn.source_info.name_stack)
     avals = [variable.aval for variable in eqn.outvars]
     folded = _partial_eval.try_constant_folding(eqn.primitive, operands, eqn.params, avals)
@@ -98,7 +98,7 @@ def _added(
 
 
 def _result(atom: Var | Literal, given: dict[Any, Any], known: dict[Any, Any]) -> Any:
-    """Returns the value of an atom among a jaxpr's results; an input that is passed through stays the same object."""
+    """Returns the value of a jaxpr's output atom: a literal, a given input as the same object, or a computed value."""
     if isinstance(atom, Literal):
         return atom.val
     return given[atom] if atom in given else known[atom]
@@ -371,7 +371,7 @@ def _atom(atom: Var | Literal, numbers: dict[Any, int]) -> str:
 
 
 def _add_parameter(made: hashlib.blake2b, value: Any) -> None:
-    """Adds a parameter of an equation to a digest: plain values and inner programs; of other values only the type."""
+    """Adds an equation's parameter to a digest: plain values and inner programs by content, others by type only."""
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         _add(made, value)
     elif isinstance(value, (tuple, list)):

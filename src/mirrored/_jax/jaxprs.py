@@ -219,7 +219,7 @@ def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
 
 
 def _solve(eqn: JaxprEqn) -> Call:
-    """Returns the call that a `lax.custom_linear_solve` equation executes: that of its solver.
+    """Describes a `lax.custom_linear_solve` equation as a call of the equation's solver.
 
     Its operands are the constants of the four functions of the problem, and the right-hand side. Those that the solver
     does not take become inputs that nothing uses.
@@ -290,7 +290,7 @@ _PASSING_FIRST_OPERANDS: Final = frozenset({"composite", "custom_vmap_call", "li
 
 
 def passes_first_operands(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation other than a call passes its first operands, in order, to a jaxpr in its parameters.
+    """Returns whether a non-call equation, such as `linear_call`, passes its first operands in order to an inner jaxpr.
 
     Those of `lax.custom_root` (a primitive of its own from JAX 0.12) are the solver's constants and the first guess.
     """

@@ -1,4 +1,4 @@
-"""Traces placeholder collectives of virtual replicas that share a device."""
+"""Traces placeholders for the collectives of virtual replicas, several of which share a device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _sum.multiple_results = _gather.multiple_results = True
 def replica_sum(
     arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[Any, ...] = ()
 ) -> list[Any]:
-    """Traces a placeholder for one virtual replica's part in a sum; all parts are later fused into one all-reduce.
+    """Traces a placeholder for one virtual replica's summands, which are later fused with others into one all-reduce.
 
     Args:
         arrays: The replica's arrays.
@@ -61,7 +61,7 @@ def replica_sum(
 def replica_gather(
     arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[Any, ...] = ()
 ) -> list[Any]:
-    """Traces a placeholder for one virtual replica's part in an all-gather; the arguments are those of `replica_sum`.
+    """Traces a placeholder for one virtual replica's arrays in an all-gather; has the arguments of `replica_sum`.
 
     All parts are later fused into one all-gather.
     """
@@ -74,7 +74,7 @@ def same_on_local_replicas(values: Sequence[Any]) -> Any:
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:
-    """Returns the local index of the replica to which an equation's placeholder belongs; None without a placeholder."""
+    """Returns the local replica index of an equation's collective placeholder; None if there is no placeholder."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():

@@ -1,4 +1,4 @@
-"""Copies the NumPy arrays inside jaxprs, so that a program keeps the numbers for which it was traced.
+"""Copies the NumPy arrays inside jaxprs, so that later changes of the originals do not affect traced programs.
 
 Supports JAX 0.10 to 0.12: from 0.12 on `ClosedJaxpr` and `Jaxpr` are one class.
 """
@@ -28,7 +28,7 @@ def with_own_arrays(jaxpr: Jaxpr, constants: Sequence[Any]) -> tuple[Any, tuple[
 
 
 class _Copies:
-    """The copies of jaxprs and arrays, one each by identity: JAX lowers all calls of one jaxpr to one function."""
+    """Copies of jaxprs and arrays, memoized by identity, so that a shared jaxpr is still lowered only once."""
 
     def __init__(self) -> None:
         self._jaxprs: dict[int, Any] = {}

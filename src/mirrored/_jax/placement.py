@@ -1,4 +1,4 @@
-"""Devices of arrays: moves arrays, finds the operations of a program that place arrays, drops meshes from types."""
+"""Functions on devices of arrays: move arrays, find placements in programs, remove meshes from array types."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def movable(array: object) -> Any:
 
 
 def near_first(arrays: Sequence[Any]) -> list[Any] | None:
-    """Returns the arrays, with each committed array moved to the devices of the first one; None if any is a tracer.
+    """Moves committed arrays to the devices of the first committed array; returns None if any of them is a tracer.
 
     Returns None, too, if no array is committed.
     """
@@ -143,7 +143,7 @@ _unplaced_p = Primitive("unplaced")  # type: ignore[no-untyped-call]
 
 
 def unplaced(array: jax.Array) -> Any:
-    """Returns the same array without a mesh in its type.
+    """Returns the same array with an abstract value that has no mesh.
 
     The operation is differentiable, and has no effect in a compiled program.
     """

@@ -43,7 +43,7 @@ _lowerings: Final[Any] = _mlir._lowerings
 
 
 def _rounded(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """Returns a lowering rule whose result is rounded before it is added."""
+    """Wraps a product's lowering rule so that the product is rounded on its own, not contracted into an FMA."""
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any]:
         products = rule(ctx, *operands, **params)
@@ -63,13 +63,13 @@ def _rounded(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]
 
 
 def _selected(product: Any) -> Any:
-    """Returns a product behind a selection, through which LLVM does not contract it with a sum."""
+    """Wraps a product in a select operation that does not change the value but prevents contraction into an FMA."""
     is_number = _hlo.compare(product, product, _hlo.ComparisonDirectionAttr.get("EQ"))
     return _hlo.select(is_number, product, _hlo.add(product, product))
 
 
 def _complex_product(product: Any) -> Any:
-    """Computes a product of complex arrays by XLA's formula, with four rounded products of real ones."""
+    """Computes a complex product from real products that LLVM does not contract into FMAs; other values are kept."""
     operation = product.owner
     if getattr(operation, "name", None) != _MULTIPLY:  # a power, a quotient, or a product with a sharding
         return product

@@ -324,7 +324,7 @@ class Abandonable:
     """Runs blocking work in a thread that the caller may abandon; the thread then ends after the work's own timeout.
 
     Args:
-        work: Called with this object. It calls `enter` before each part.
+        work: Called with this object. It calls `enter` before each stage.
     """
 
     def __init__(self, work: Callable[[Abandonable], object]) -> None:
@@ -351,12 +351,12 @@ class Abandonable:
             action()
 
     def enter(self, change: Callable[[], object] = lambda: None, *, must_finish: bool = False) -> None:
-        """Marks the beginning of the next part of the work; raises an error if the work was abandoned.
+        """Marks the beginning of the work's next stage; raises an error if the caller has abandoned the work.
 
         Args:
             change: Called first. It changes what the caller sees.
-            must_finish: Whether `abandon` waits for the end of the part, because the part itself also changes what the
-                caller sees.
+            must_finish: Whether `abandon` waits for the end of the stage, because the stage itself also changes what
+                the caller sees.
 
         Raises:
             InterruptedError: The work is abandoned.
@@ -372,14 +372,14 @@ class Abandonable:
         return self._done.wait(seconds)
 
     def abandon(self) -> None:
-        """Makes the work stop before its next part; waits for a current part that was entered with `must_finish`."""
+        """Makes the work stop before its next stage; waits for the end of a stage entered with `must_finish`."""
         with self._lock:
             self._is_abandoned = True
         while self._must_finish:
             time.sleep(_POLL_SECONDS)
 
     def then(self, action: Callable[[], object]) -> None:
-        """Calls a function in the work's thread when the work is done; if it is done already, at once in this thread.
+        """Calls a function when the work is done, in the work's thread, or at once if the work is already done.
 
         Objects that `keep` has kept are released before.
         """

@@ -40,7 +40,7 @@ def rounded_to(array: jax.Array, dtype: DTypeLike) -> Any:
 
 
 def _rounded(array: jax.Array, *, dtype: DTypeLike) -> jax.Array:
-    """Rounds the mantissa; then exactly what lies outside of the range of the dtype's normal numbers."""
+    """Rounds mantissas to the precision of `dtype`, and handles subnormal and overflowing values separately."""
     info = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
     normal, step, largest = (float(one) for one in (info.smallest_normal, info.smallest_subnormal, info.max))
     with np.errstate(over="ignore"):

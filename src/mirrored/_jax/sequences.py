@@ -26,7 +26,7 @@ _WEAK: Final = ((np.bool_, False), (np.integer, 0), (np.floating, 0.0), (np.comp
 
 
 def beside(value: Any, dtype: DTypeLike) -> Any:
-    """Converts a list or tuple to an array, to be combined with an array of `dtype`; keeps that dtype if possible.
+    """Converts a list or tuple to an array for an operation with an array of `dtype`; keeps that dtype if possible.
 
     As for a Python number, the result has the array's dtype, or that of a wider kind if the elements need it: floats
     are float32 next to integers.
@@ -92,7 +92,7 @@ def common_dtype(value: Sequence[Any]) -> Any:
 
 
 def stacked(value: Sequence[Any], dtype: DTypeLike | None = None) -> jax.Array:
-    """Stacks a list or tuple of arrays, variables, numbers, and lists of them, into one array.
+    """Stacks an arbitrarily nested list or tuple of arrays, variables and numbers into one array.
 
     Args:
         value: The parts.
@@ -105,7 +105,7 @@ def stacked(value: Sequence[Any], dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def has_wide_items(value: object, array: np.ndarray[Any, Any]) -> bool:
-    """Returns whether a list has 64 bits because of arrays or integers of NumPy or JAX in it, not of Python numbers.
+    """Returns whether a list's 64-bit dtype comes from NumPy or JAX elements instead of Python numbers.
 
     Such a list stays one of 64 bits: its dtype would otherwise depend on the values of its elements. `numpy.float64`
     counts as a Python number, which it is, too.

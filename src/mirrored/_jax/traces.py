@@ -121,14 +121,14 @@ def thread_state() -> TraceState:
 
 
 def restore_thread_state(saved: TraceState) -> None:
-    """Restores the thread state that `thread_state` returned, except the tracing-cache token of a trace."""
+    """Restores the JAX state that `thread_state` returned, except a cache token of a compiled function's trace."""
     _core.trace_ctx.set_trace(saved.trace)
     _core.trace_ctx.set_axis_env(saved.axis_env)
     caches.restore_tokens(saved.token, saved.replica_token)
 
 
 class _SharedIdentity(Trace):  # type: ignore[misc]
-    """The trace that stands, in the keys of `jax.jit`'s C++ fast path, for all traces passed to `share_identity`."""
+    """The trace that stands for all traces passed to `share_identity` in the keys of `jax.jit`'s C++ fast path."""
 
 
 _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
@@ -197,7 +197,7 @@ def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
 
 
 class _CaptureTrace(jax.core.Trace):  # type: ignore[misc,unused-ignore]
-    """The trace of all capture tracers. It is never current, so it executes no primitive."""
+    """The trace of all capture tracers, which is never current and so executes no primitive."""
 
     def process_primitive(self, primitive: object, tracers: object, params: object, /) -> Any:
         raise AssertionError("the capture trace is never current")
@@ -303,7 +303,7 @@ class _Evaluation:
         return self._look_up(tracer)[0]
 
     def _look_up(self, tracer: object) -> tuple[Any, _partial_eval.TracingEqn | None]:
-        """Returns the value of a tracer and None; if it is not known yet, None and the equation that computes it."""
+        """Returns a tracer's value and None, or None and the unevaluated equation that computes the value."""
         while isinstance(tracer, _core.Tracer):
             if isinstance(tracer, CaptureTracer) and self._value_of_source is not None:
                 return self._value_of_source(tracer.source), None

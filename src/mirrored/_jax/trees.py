@@ -77,7 +77,7 @@ def tree_map(
 
 
 def is_same_place(path: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Returns whether two leaves of trees, given by their paths, have the same place.
+    """Returns whether two pytree paths lead to the same leaf; a field may be given by name or by position.
 
     A field may have a position in place of its name (a tuple for a NamedTuple), because the order of fields is fixed.
     A key of a dict may not: JAX flattens dicts in the order of their sorted keys, and lists in the order of elements.
@@ -123,7 +123,7 @@ def in_order_of(like: PyTree, value: PyTree) -> Any:
 
 
 def positions_in_order(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[int, ...]:
-    """Returns the positions of a pytree's leaves in JAX's flattening, in the order of the keys of its dicts.
+    """Returns the positions of a pytree's leaves in JAX's flattening order, sorted by the original key order of dicts.
 
     Dicts inside nodes of registered classes have their keys sorted, as in JAX.
     """
@@ -134,7 +134,7 @@ def positions_in_order(value: PyTree, is_leaf: Callable[[Any], bool] | None = No
 
 
 def _rank(value: Any, path: Sequence[Any], orders: dict[int, dict[Any, int]]) -> list[int]:
-    """Returns the position in each dict and sequence on the way to a leaf; `orders` caches those of keys, by dict."""
+    """Returns the sort key of a pytree leaf: its position in each dict and sequence along the path."""
     rank = []
     for key in path:
         if type(value) in _DICTS:
