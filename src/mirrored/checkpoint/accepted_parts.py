@@ -1,4 +1,4 @@
-"""Checks the objects that a `Checkpoint` is created of."""
+"""Validates the objects that are passed to `Checkpoint`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mirrored.errors import ArgumentError
 
 
 def checked_part(name: str, part: object) -> Any:
-    """Returns a keyword argument of `Checkpoint`; raises an `ArgumentError` if it holds no state."""
+    """Returns an object passed to `Checkpoint`; raises an `ArgumentError` if the object has no state."""
     can_hold = is_open(part) or is_container(part) or is_number(part) or has_position(part)
     if part is None or isinstance(part, type) or not (can_hold or leaf_of(part, Root({}, "")) is not None):
         raise ArgumentError(
@@ -26,7 +26,7 @@ def checked_part(name: str, part: object) -> Any:
 
 
 def checked_root(root: object) -> Any:
-    """Returns the root of a `Checkpoint`; raises an `ArgumentError` if it is not an object with parts."""
+    """Returns the root of a `Checkpoint`; raises an `ArgumentError` if the object needs a name or has no state."""
     is_optimizer = has_slots(root) or keras_slots(root) is not None
     if is_optimizer or keras_leaf(root) is not None or leaf_of(root, Root({}, "")) is not None:
         kind = "optimizer" if is_optimizer else "value"

@@ -111,7 +111,7 @@ class Checkpoint:
     # Parts
 
     def _check_free(self, name: str, part: object) -> None:
-        """Raises an error if the root has another object under the name of a keyword argument."""
+        """Raises an error if the root object already has another attribute with the name of a keyword argument."""
         place = Root(self._root, "root")
         inside = root_parts(place.get(), place) if self._root else ()
         if all(one.name != name or one.value is part for one in inside):
@@ -132,7 +132,7 @@ class Checkpoint:
         return parts[name] if self._restoration is None else noticing(parts[name])
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Adds an object under the name, or replaces the one that had it."""
+        """Adds an object to the checkpoint under a name, replacing any previous object of that name."""
         if name.startswith("_"):
             vars(self)[name] = value
             return
@@ -246,7 +246,7 @@ class Checkpoint:
         return lock
 
     def note_saved(self, called: str) -> None:
-        """Warns of objects that method `called` has saved before, with no new object or array assigned in between.
+        """Warns about immutable objects and arrays that method `called` saves again without a new assigned value.
 
         Args:
             called: The method that saves.
@@ -277,7 +277,7 @@ class Checkpoint:
         return self.with_what_waits(manifest, graph)
 
     def graph_to_save(self, called: str) -> Graph:
-        """Returns all state like `graph`; refuses, or warns of, what the objects have and method `called` leaves out.
+        """Returns the state to save by name; raises an error or logs a warning about state that cannot be saved.
 
         Raises:
             ArgumentError: A container has an array that cannot be saved.
@@ -289,12 +289,12 @@ class Checkpoint:
         return graph
 
     def with_what_waits(self, manifest: Manifest, graph: Graph) -> Manifest:
-        """Returns the manifest of `graph` plus the restored values that still wait for their objects."""
+        """Adds to `manifest` the values of an earlier restore whose objects the program has not created yet."""
         waiting = self._restoration
         return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_come)
 
     def _may_come(self, name: str) -> bool:
-        """Returns whether state of this name can still be created in one of the checkpoint's objects."""
+        """Returns whether one of the checkpoint's objects may still get state of the given name."""
         return bool(self._root) or name.partition("/")[0] in self._parts
 
     def wait(self) -> None:
@@ -369,7 +369,7 @@ class Checkpoint:
         return RestoreStatus(save_path, look)
 
     def begin_restoration(self, restoration: Restoration, called: str, *, strict: bool = False) -> None:
-        """Restores all state that already exists; restores other saved state when the program creates its objects."""
+        """Restores state that exists now, and registers the rest to be restored when the program creates it."""
         before = dict(self._parts)
         # Nothing of the previous restore is restored meanwhile; if this one fails, the previous one goes on.
         waiting, self._restoration = self._restoration, None

@@ -71,7 +71,7 @@ class NoticingDict(UserDict[Any, Any]):
 
 
 class _Keys:
-    """The keys of a dict in their order, which does not distinguish the structures of two dicts."""
+    """The ordered keys of a dict, compared and hashed without regard to their order."""
 
     def __init__(self, keys: Iterable[Any]) -> None:
         self.order = tuple(keys)
@@ -115,7 +115,7 @@ KEPT: Final = "_mirrored_waiting_checkpoints"
 
 
 class _Kept(dict[int, "Waiting"]):
-    """The checkpoints that an object keeps alive; empty in copies of the object, which no checkpoint waits for."""
+    """A dict of the restored checkpoints that an object keeps alive; a copy of the object gets an empty dict."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return _Kept, ()
@@ -138,7 +138,7 @@ _waiting: dict[int, tuple[weakref.ref[Waiting], int]] = {}
 
 
 class _Fresh:
-    """The variables that may still be restored because they were created after a restore, by identity.
+    """The variables created after a restore, to which a restored checkpoint may still assign saved values.
 
     Each entry holds weak references to the variable and to its initial value, and the variable's number. A variable
     that has been assigned since its creation no longer has its initial value and is not restored. A checkpoint restores

@@ -14,7 +14,7 @@ from mirrored.errors import ArgumentTypeError, DamagedCheckpointError, MissingCh
 
 
 def as_path(path: object, called: str, argument: str) -> str:
-    """Returns an argument that is a path, as a string.
+    """Converts a path argument to a string; raises an error if the argument is not a path.
 
     Raises:
         ArgumentTypeError: It is something else.
@@ -81,7 +81,7 @@ def following(path: Path, manifest: Manifest) -> Manifest:
 
 
 def _aged(folder: Path, name: str | None) -> list[tuple[tuple[int, str], str]]:
-    """Returns the checkpoints called ``name-<number>`` (None: all) in a folder with their ages, oldest first."""
+    """Returns a folder's checkpoints with their sort keys, oldest first; `name` selects ``name-<number>``."""
     if not folder.is_dir():
         return []
     paths = {one.with_name(one.name.removesuffix(REPLACED)) for one in folder.iterdir() if _is_one(one)}
@@ -132,7 +132,7 @@ def _is_one(path: Path) -> bool:
 
 
 def _age(path: Path) -> tuple[int, str] | None:
-    """Returns the key by which checkpoints are sorted; None if the checkpoint was removed after it was listed."""
+    """Returns the sort key of a checkpoint (time of saving, file name); None if the checkpoint no longer exists."""
     try:
         file = actual(path) / FILE
         found = file.stat()
@@ -146,6 +146,6 @@ def _age(path: Path) -> tuple[int, str] | None:
 
 @functools.lru_cache(maxsize=4096)
 def _order(file: Path, *mark: int) -> int:
-    """Reads when a checkpoint was saved; `mark` tells its manifest file from another one that has replaced it."""
+    """Reads a checkpoint's time of saving from its manifest; `mark` (inode, size, mtime) is part of the cache key."""
     del mark
     return read_manifest(file.parent).order

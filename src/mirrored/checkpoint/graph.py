@@ -79,7 +79,7 @@ class Graph:
     shared: set[str] = dataclasses.field(default_factory=set)
 
     def refuse_unsaved(self, called: str) -> None:
-        """Raises an error if there is one replica's copy of a variable, or an array that would be left out.
+        """Raises an error if the state includes a single replica's copy of a variable, or if an array cannot be saved.
 
         Raises:
             ArgumentError: There is such a copy, or such an array in a container.
@@ -97,13 +97,13 @@ class Graph:
             )
 
     def drop_rates(self) -> None:
-        """Removes the learning rates of optimizers that are not built, unless they were assigned."""
+        """Removes the learning rates of unbuilt optimizers from the graph, unless the program has assigned them."""
         for name, leaf in list(self.leaves.items()):
             if isinstance(leaf, RateLeaf) and not leaf.rate.is_assigned:
                 del self.leaves[name]
 
     def log_sets(self, called: str, told: set[str]) -> None:
-        """Logs a warning for each set with state that is not saved, unless its name is in `told`; adds it there."""
+        """Logs a warning for each set whose state is not saved, and adds its name to `told`; skips names in `told`."""
         for name in self.sets:
             if name not in told:
                 told.add(name)
@@ -114,7 +114,7 @@ class Graph:
                 )  # fmt: skip
 
     def other_names(self) -> dict[str, list[str]]:
-        """Returns a dict from each object's name to the other paths, also former ones, that lead to the same object."""
+        """Returns, for each named object, all other paths to the object, including its names in older checkpoints."""
         found: dict[str, list[str]] = {}
         for path, name in (*self.aliases.items(), *self.former.items()):
             found.setdefault(name, []).append(path)
@@ -123,7 +123,7 @@ class Graph:
 
 @dataclasses.dataclass(frozen=True)
 class _Zone:
-    """Whether plain numbers count as state (rather than configuration) in one region of the objects.
+    """A region of the traversed objects, in which plain numbers are either state or configuration.
 
     Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of objects
     that hold no variables. `holders` are the names of the objects around a number, outermost first; if any of them
@@ -138,7 +138,7 @@ class _Zone:
 
 
 def paths_to(name: str, others: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yields all paths to one piece of state in the program: also those through other paths of what is around it.
+    """Yields every path to a value in the program, also through other paths to the objects that contain the value.
 
     Former names are combined with these, too: a slot of an optimizer has one under each path of the optimizer.
 
@@ -161,7 +161,7 @@ def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
 
 
 class _Walk:
-    """The traversal of a checkpoint's objects; with `outside`, that of the items of its sets.
+    """The traversal of a checkpoint's objects or, with `outside`, of the items of the checkpoint's sets.
 
     Args:
         parts: The objects whose numbers are state.
@@ -194,7 +194,7 @@ class _Walk:
         self._drop_configuration()
 
     def _visit_all(self) -> None:
-        """Visits what is in the queues."""
+        """Visits queued objects until all queues are empty."""
         while self._queue or self._late:
             if self._queue:
                 self._visit(*self._queue.popleft())
@@ -202,7 +202,7 @@ class _Walk:
                 self._visit_parts(*self._late.popleft())
 
     def _add_all_slots(self) -> None:
-        """Names the slots of the optimizers that were found, after the variables, whose names they contain."""
+        """Adds the optimizers' slot variables to the graph; called after all variables have names."""
         for name, optimizer in self.graph.optimizers.items():
             if name not in self.graph.groups:
                 self._add_slots(name, optimizer)
@@ -250,7 +250,7 @@ class _Walk:
             self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}", former=former), inner))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
-        """Keeps a set for the walk over the items of all sets; in that walk, enters its items."""
+        """Records a set for a later traversal of all sets' items; in that traversal, queues the items."""
         if self._outside is None:
             self._sets.append(part)
             return
@@ -264,7 +264,7 @@ class _Walk:
             self._queue.append((Part(f"{part.name}/{number}", one, Root(inside, number)), _Zone(numbers=False)))
 
     def _visit_optimizer(self, part: Part, zone: _Zone) -> bool:
-        """Names an optimizer and its scalars. Its slots are named later, after all variables have names."""
+        """Names an optimizer and its scalars, but not its slots, which are named after all variables."""
         given = keras_slots(part.value) or part.value
         if not has_slots(given):
             return False
@@ -305,7 +305,7 @@ class _Walk:
         return _Zone(numbers=holds, holders=(*zone.holders, name) if holds else ())
 
     def _is_known(self, name: str, value: object) -> bool:
-        """Records the path `name` as the name of `value`, or as an alias; returns whether it already had a name."""
+        """Records the path `name` as the name or an alias of `value`; returns whether `value` already had a name."""
         if self._outside is not None and id(value) in self._outside:
             return True
         has_parts = is_open(value) or is_container(value) or isinstance(value, (Variable, functools.partial))
@@ -354,12 +354,12 @@ class _Walk:
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
     def _name_of(self, variable: Variable) -> str:
-        """Returns the variable's name in the checkpoint, or a colon and the variable's own name if it has none."""
+        """Returns a variable's name in the checkpoint, or ``:`` and `Variable.name` if it is not in the checkpoint."""
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(stored_variable(variable)), own)
 
     def _sets_with_other_state(self) -> list[str]:
-        """Returns the names of the sets through which variables or arrays are found that are in no other object.
+        """Returns the names of the sets with variables or arrays that no other object of the checkpoint refers to.
 
         One walk enters the items of all sets, so that objects that refer to each other through sets are visited once.
         Its names begin with the set's number; what several sets hold has the number of the first one.

@@ -19,7 +19,7 @@ _Numbers = list[Any] | deque[Any]
 
 
 def append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
-    """Appends the numbers that only the checkpoint has to each list of numbers; returns a function that undoes this.
+    """Extends the program's lists of numbers by numbers that only the checkpoint has; returns a function to undo this.
 
     A program begins with an empty list, so the numbers would have no place, and those that it appends later would have
     the names of the first ones.
@@ -51,7 +51,7 @@ def append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
 
 
 def is_in_list(name: str, graph: Graph) -> bool:
-    """Returns whether a saved name is that of an item of a list that the program has filled itself."""
+    """Returns whether a saved name refers to an item of a list that is not empty in the program."""
     return bool(graph.lists.get(name.rpartition("/")[0]))
 
 

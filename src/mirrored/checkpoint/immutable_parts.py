@@ -1,4 +1,4 @@
-"""Warns about parts of a checkpoint that the program may hold in another version.
+"""Warns if a checkpoint and the program may hold different versions of an immutable object, such as a tuple or array.
 
 A step returns new arrays, such as a new `TrainState`. A restore makes a new object in place of one that cannot change:
 a tuple, a frozen dataclass, an array or a PRNG key. Afterwards the object that the program holds and the part of the
@@ -38,7 +38,7 @@ def log_replaced(called: str, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def log_unassigned(called: str, parts: Mapping[str, Any], saved: set[str]) -> None:
-    """Warns of immutable objects in a checkpoint that no new object has replaced since the previous save.
+    """Warns about immutable objects in a checkpoint that no new object has replaced since the previous save.
 
     Args:
         called: The method that saves.
@@ -60,7 +60,7 @@ def log_unassigned(called: str, parts: Mapping[str, Any], saved: set[str]) -> No
 
 
 class ArraysSaved:
-    """The arrays that a method saves for a program without variables, and how often in a row they were the same ones.
+    """The arrays that a method last saved for a program without variables, with a count of identical saves.
 
     Without variables, each step makes new arrays. They are also the same ones in a save after the last step.
     """
@@ -71,7 +71,7 @@ class ArraysSaved:
         self._is_over = False
 
     def log_same(self, called: str, parts: Mapping[str, Any], look: Callable[[], Graph]) -> None:
-        """Warns once if a method saves, for the third time in a row, the same arrays in dicts, lists and parts.
+        """Warns once if a method saves the same arrays for the third time in a row.
 
         Args:
             called: The method that saves.

@@ -1,4 +1,4 @@
-"""The clock of `keep_every_n_hours`, which goes on when the program starts again."""
+"""The persistent clock of `keep_every_n_hours`, which survives restarts of the program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KeepingClock:
         self._latest: int | None = None
 
     def latest(self) -> int:
-        """Returns the time, which the first call reads, or writes for the next start of the program."""
+        """Returns the save time of the newest permanently kept checkpoint, which the first call reads from a file."""
         if self._latest is None:
             with contextlib.suppress(OSError, ValueError):
                 self._latest = min(int(self._file.read_text(encoding="ascii")), time.time_ns())
@@ -41,7 +41,7 @@ class KeepingClock:
         return self._latest
 
     def set(self, nanoseconds: int) -> None:
-        """Sets the time, when a checkpoint is kept."""
+        """Sets the save time of the newest permanently kept checkpoint, also in the clock's file."""
         self._latest = nanoseconds
         new = self._file.with_name(f"{self._file.name}.new")
         with contextlib.suppress(OSError):  # the next start takes the time from the checkpoints

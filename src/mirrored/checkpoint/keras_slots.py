@@ -80,7 +80,7 @@ class KerasSlots:
 
 
 def _labels(slots: Sequence[Any], variables: Sequence[Any], is_sgd: bool) -> list[str]:
-    """Returns the label of each slot: its position and its kind, or its position alone if its name states no kind.
+    """Returns a label for each slot: the position, followed by the kind if the slot's name states a kind.
 
     The momentum of SGD has a kind of its own: it is the sum of past steps, ``-learning_rate * gradient``, and that of
     Lion and Adam a mean of gradients, of the other sign and another scale.

@@ -87,7 +87,7 @@ class VariableLeaf(Leaf):
         return Saved("components" if self._by_component else "array", shape, str(np.dtype(dtype)))
 
     def accepts(self, saved: Saved) -> bool:
-        """Returns whether the variable can be assigned a saved value; its shape may leave dimensions unknown."""
+        """Returns whether a saved value can be assigned to the variable, whose unknown dimensions match any size."""
         declared = self.variable.shape
         fits = not declared.is_fully_defined() and declared.is_compatible_with(saved.shape)
         return super().accepts(dataclasses.replace(saved, shape=shape_of(self.variable)) if fits else saved)
@@ -104,7 +104,7 @@ class VariableLeaf(Leaf):
 
     @property
     def _is_deterministic(self) -> bool:
-        """Whether training must continue from a checkpoint with the same bits, for which an aggregate is not enough."""
+        """Whether the variable is sync-on-read in a deterministic strategy, so that all components must be restored."""
         variable = self.variable
         return variable.per_replica and variable.num_replicas > 1 and getattr(variable.strategy, "deterministic", False)
 
@@ -132,7 +132,7 @@ class VariableLeaf(Leaf):
         return undo
 
     def _is_shared_out(self, saved: Saved) -> bool:
-        """Whether the variable divides the saved value among its replicas, because their number has changed."""
+        """Whether a restore divides the saved value among replicas, because the number of replicas has changed."""
         as_many = saved.is_by_component and len(saved.value) == self.variable.num_replicas
         return self.variable.share_of is not None and not as_many
 
@@ -146,7 +146,7 @@ class VariableLeaf(Leaf):
         return lambda: variable.store(before, shared=True)  # readers may hold the array
 
     def _components(self, saved: Sequence[Any]) -> list[Any]:
-        """Returns the value of each replica of this process: the saved one, or the current one if none was saved."""
+        """Returns one value per replica of this process: the saved value, or the current value if none was saved."""
         variable = self.variable
         replicas = variable.device_assignment.addressable_replicas
         return [
@@ -163,7 +163,7 @@ def _aggregated(saved: Saved, aggregation: object) -> Any:
 
 
 def refuse_component(variable: object, called: str) -> None:
-    """Raises an error for an element of `variable.values`, which is a `Variable` for `isinstance`.
+    """Raises an error if `variable` is an element of `Variable.values`, which is only one replica's copy of a variable.
 
     Raises:
         ArgumentError: It is one replica's copy of a variable.
@@ -216,7 +216,7 @@ class ArrayLeaf(Leaf):
         return dataclasses.replace(self.outline(), value=on_host(key_data(self.place.get())))
 
     def put(self, saved: Saved) -> Undo:
-        """Writes a saved value into a writeable NumPy array, or replaces the array by a new one on the same devices."""
+        """Writes a saved value into a writeable NumPy array, or replaces the array by a new one on its devices."""
         place, before = self.place, self.place.get()
         if isinstance(before, np.ndarray) and before.flags.writeable:
             old = before.copy()
@@ -228,7 +228,7 @@ class ArrayLeaf(Leaf):
 
 
 def _like(before: Array | HostArray, saved: Saved) -> Any:
-    """Returns a restored array on the devices of `before`, and committed to them only if `before` was.
+    """Converts a saved array to one like `before`: same library, same devices, and committed only if `before` is.
 
     An array that is committed to one device cannot be used together with variables that lie on several.
     """
@@ -246,12 +246,12 @@ def _like(before: Array | HostArray, saved: Saved) -> Any:
 
 
 def _keys_of(saved: Saved, data: Array | HostArray) -> Any:
-    """Converts `data` to typed PRNG keys if `saved` says that it is their data; otherwise returns it unchanged."""
+    """Wraps `data` as typed PRNG keys if `saved` describes PRNG key data; otherwise returns `data` unchanged."""
     return jax.random.wrap_key_data(jnp.asarray(data), impl=saved.dtype) if saved.is_key else data
 
 
 def _movable(component: Array | HostArray) -> Any:
-    """Returns a component in host memory (unless it consists of typed keys), from where any device can receive it."""
+    """Copies a replica's component to host memory, from where any device can receive it; leaves PRNG keys unchanged."""
     return component if is_key(component) else on_host(component)
 
 
@@ -273,12 +273,12 @@ class NumberLeaf(Leaf):
         return id(self.place.holder())
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data: a number; with the dtype of a NumPy scalar."""
+        """Returns a `Saved` of kind ``"number"`` without data, with a dtype only if the number is a NumPy scalar."""
         value = self.place.get()
         return Saved("number", dtype=str(value.dtype) if isinstance(value, np.generic) else "")
 
     def accepts(self, saved: Saved) -> bool:
-        """Returns whether a saved value is a number that the dtype of a NumPy scalar, or an enum, can represent."""
+        """Returns whether a saved value is a number that fits the current number's NumPy dtype or enum, if any."""
         dtype, kind = self.outline().dtype, type(self.place.get())
         if saved.kind == "number" and issubclass(kind, enum.Enum) and not _is_of_enum(kind, decode(saved.value)):
             return False
@@ -290,7 +290,7 @@ class NumberLeaf(Leaf):
         return Saved("number", value=encode(value.item() if isinstance(value, np.generic) else value, "a number"))
 
     def put(self, saved: Saved) -> Undo:
-        """Replaces the number by a saved one, and returns a function that undoes this."""
+        """Replaces the number by a saved number, and returns a function that undoes the replacement."""
         place, before = self.place, self.place.get()
         value = decode(saved.value)
         place.put(type(before)(value) if isinstance(before, (np.generic, enum.Enum)) else value)

@@ -1,4 +1,4 @@
-"""The class `CheckpointManager`, which saves checkpoints regularly and keeps the newest ones in a folder."""
+"""The class `CheckpointManager`, which saves checkpoints regularly and keeps the newest checkpoints in a folder."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ class CheckpointManager:
         return [no_manifest(path) for path in newest_first if (number_of(path.name, self._name) or 0) > newer_than]
 
     def _found(self, called: str) -> list[str]:
-        """Returns the checkpoints in the folder as worker 0, which writes all of them, sees them."""
+        """Returns the paths of the folder's checkpoints as listed by worker 0, the only worker that writes any."""
         paths: list[str] = settled(called, "wait for the newest checkpoint", lambda: self.checkpoints)
         return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 
@@ -308,7 +308,7 @@ class CheckpointManager:
         self._tidy(str(path))
 
     def _tidy(self, written: str) -> None:
-        """Removes checkpoints beyond `max_to_keep`, and unfinished ones of programs that were killed.
+        """Removes checkpoints beyond `max_to_keep`, and unfinished checkpoints of killed programs.
 
         Args:
             written: The path of the checkpoint that has just been written; it stays.
@@ -326,9 +326,9 @@ class CheckpointManager:
         return [path for path in found if not (Path(path) / KEPT).exists()]
 
     def _retire(self, path: Path) -> None:
-        """Removes a checkpoint, or keeps it permanently if `keep_every_n_hours` have passed since the last kept one.
+        """Removes a checkpoint, unless `keep_every_n_hours` have passed since the last permanently kept checkpoint.
 
-        One whose manifest is damaged, so that it does not show when it was written, is kept.
+        A checkpoint whose manifest is damaged, so that it does not show when it was written, is kept.
         """
         hours = self._keep_every_n_hours
         if hours is not None:
@@ -355,7 +355,7 @@ def _warn_of_damage(errors: list[DamagedCheckpointError], restored: str) -> None
 
 
 def _is_gone(path: str, called: str) -> bool:
-    """Returns whether a listed checkpoint no longer exists on any worker: the job that writes it removed it."""
+    """Returns whether a checkpoint that was listed before no longer exists on any worker."""
     gone = not is_checkpoint(actual(Path(path)))
     return all(host_allgather(called, f"check whether {Path(path).name} is gone", gone)) if several_workers() else gone
 
@@ -383,7 +383,7 @@ def _remove(path: Path) -> None:
 
 
 def _step_number(step: int | np.integer[Any] | HostArray | Array | Variable) -> int:
-    """Converts a step to an int. Accepts ints, and scalar variables and arrays of an integer dtype.
+    """Converts a training step to an int; accepts ints, and scalar variables and arrays of an integer dtype.
 
     Raises:
         ArgumentError: `step` is anything else, or negative. Bools are rejected although they are ints in Python. Floats
@@ -405,7 +405,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _check_kinds(checkpoint: object, kept: object, interval: object, hours: object, on_preemption: object) -> None:
-    """Raises an error for an argument of another kind, which would fail, or have another effect, in a later save.
+    """Raises an error if an argument of `CheckpointManager` has a wrong type, before a later save would fail.
 
     Raises:
         ArgumentTypeError: An argument is of another kind.

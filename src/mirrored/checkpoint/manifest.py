@@ -80,7 +80,7 @@ class Manifest:
 
     @property
     def stored_arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The shapes and dtypes of the arrays in the files: `shape_and_dtype`, and the components beside them."""
+        """The shapes and dtypes of all arrays in the files: `shape_and_dtype`, and separate per-replica components."""
         found = self.shape_and_dtype
         components = [(name, saved.components) for name, saved in self.leaves.items() if saved.components]
         return {
@@ -89,7 +89,7 @@ class Manifest:
         }
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Returns the arrays to write to the files, by their names there."""
+        """Returns the arrays to write to the array files, as a dict keyed by the names in these files."""
         found: dict[str, np.ndarray[Any, Any]] = {}
         for name, saved in self.leaves.items():
             if saved.is_array:
@@ -100,7 +100,7 @@ class Manifest:
 
 
 def components_of(name: str) -> str:
-    """Returns the name in the array files of the components whose aggregate has the given name.
+    """Returns the name in the array files of the per-replica components of the variable called `name`.
 
     No name of a part is equal to it: keys with a percent sign are escaped.
     """

@@ -78,7 +78,7 @@ class Match:
         return f"{name}  {self.here[name]}{f'  (is it {near[0]}?)' if near else ''}"
 
     def _renamed(self) -> list[str]:
-        """Returns a line if all missing names of one object are in the checkpoint under another object's name."""
+        """Returns a one-line hint if an object's state is in the checkpoint under another name; otherwise nothing."""
         here, there = _by_part(self.missing), _by_part(self.unexpected)
         for part, names in here.items():
             for other, others in there.items():
@@ -120,7 +120,10 @@ def match(graph: Graph, manifest: Manifest) -> Match:
 
 
 def _is_counter(name: str, saved: Saved) -> bool:
-    """Returns whether a value is the number of saves, whose width is that of integers in the program that saved it."""
+    """Returns whether a saved value is the checkpoint's save counter, of dtype int32 or int64.
+
+    It has the width of integers in the program that saved it.
+    """
     return name == COUNTER and (saved.kind, saved.shape) == ("array", ()) and saved.dtype in ("int32", "int64")
 
 
@@ -139,7 +142,7 @@ def resolve(path: str, manifest: Manifest) -> str:
 
 
 def source_of(paths: Iterable[str], manifest: Manifest) -> str | None:
-    """Returns the checkpoint's name for a value of the program, given all paths to it; None if it has none."""
+    """Returns a value's name in the checkpoint, or None, given all paths to the value in the program."""
     return next((found for path in paths if (found := resolve(path, manifest)) in manifest.leaves), None)
 
 
@@ -298,7 +301,10 @@ _unreported: weakref.WeakSet[RestoreStatus] = weakref.WeakSet()
 
 @atexit.register
 def _report_unreported() -> None:
-    """Logs partial restores at exit, because modules are finalized before the remaining `__del__` calls."""
+    """Logs pending warnings about partial restores at exit, when `RestoreStatus.__del__` would run too late.
+
+    Python finalizes modules before it makes the remaining calls of `__del__`.
+    """
     for status in list(_unreported):
         partial, status._partial = status._partial, None
         if partial is not None:

@@ -134,7 +134,7 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
 
 
 def _reference(variable: Variable) -> tuple[Saved, Any]:
-    """Returns the description of a variable's state, and its array, which a later step does not donate."""
+    """Returns a description of a variable's state, and the variable's array, which later steps do not donate."""
     stored = variable.stored()
     shape, is_key = shape_of(variable), is_key_dtype(variable.dtype)
     dtype = implementation_of(variable.dtype) if is_key else str(np.dtype(variable.dtype))
@@ -147,7 +147,7 @@ def _reference(variable: Variable) -> tuple[Saved, Any]:
 
 
 def _local(array: Any) -> Any:
-    """Returns this process's part of an array of which every process has a whole copy."""
+    """Returns this process's full copy of an array that is replicated over all processes."""
     return array if array.is_fully_addressable else array.addressable_data(0)
 
 
@@ -178,7 +178,7 @@ class _FromMemory(Restoration):
         super().__init__(_PLACE, manifest, look)
 
     def _verify(self) -> None:
-        """Does nothing, because a snapshot has no files."""
+        """Does nothing: a snapshot in memory has no files whose checksums could be verified."""
 
     def _hold(self, names: list[str]) -> bool:
         self._held.update({name: self._manifest.leaves[name] for name in names})

@@ -232,7 +232,10 @@ def _escaped(text: str) -> str:
 
 
 def _key_text(key: object) -> str | None:
-    """Returns the text of a dict key if it is the same in every process; None: only its index in the dict names it."""
+    """Returns a text for a dict key that is equal in all processes; None for keys without such a text.
+
+    An item whose key has no text is named by the index of the key in the dict.
+    """
     if isinstance(key, str):
         return str.__str__(key)  # of an enum of strings, the string
     if isinstance(key, (bool, int, float, bytes)) or key is None:
@@ -323,7 +326,7 @@ def variable_behind(value: object) -> Variable | None:
 
 
 def keras_parts(value: Any, place: Place) -> list[Part] | None:
-    """Returns what a checkpoint saves of a Keras layer, model, metric or seed generator; None for other objects."""
+    """Returns the state that a checkpoint saves of a Keras layer, model, metric or seed generator, otherwise None."""
     if has_no_value_yet(value):
         return []
     if is_keras(value, "Layer"):
@@ -386,7 +389,7 @@ def stored_variable(value: object) -> object:
 
 
 def is_generated(name: str) -> bool:
-    """Returns whether Keras or mirrored has generated the name of a variable, which a colon can precede."""
+    """Returns whether Keras or mirrored generated the name of a variable; a leading colon is ignored."""
     return _GENERATED.fullmatch(name.removeprefix(":")) is not None
 
 
@@ -395,7 +398,7 @@ def _items_if_any(value: object) -> Iterator[object]:
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether a Keras layer's attribute is an object of no Keras class, whose attributes a checkpoint saves."""
+    """Returns whether a Keras layer's attribute is a non-Keras object whose attributes a checkpoint saves."""
     is_other = is_open(value) and type(value).__module__.partition(".")[0] != "keras"
     return is_other and not (_is_stateful(value) or is_container(value) or isinstance(value, functools.partial))
 

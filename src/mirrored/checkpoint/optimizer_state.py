@@ -1,4 +1,4 @@
-"""What an optimizer has besides its variables and slots: a learning rate without a variable, and attributes.
+"""Optimizer state other than variables and slots: a plain learning rate, a schedule, and subclass attributes.
 
 A learning rate is a Python number until the optimizer is built. It is saved if it was assigned, and restored at once,
 so that one that the program assigns afterwards holds.
@@ -40,7 +40,7 @@ class RateLeaf(Leaf):
         return Saved("array", (), str(np.dtype(jnp.result_type(float))))
 
     def accepts(self, saved: Saved) -> bool:
-        """Returns whether a saved value is one number, of any dtype: the variable gets its dtype later."""
+        """Returns whether a saved value is a scalar array, of any dtype: the variable gets its dtype later."""
         return saved.is_array and not saved.is_key and saved.shape == ()
 
     def read(self) -> Saved:
@@ -49,7 +49,7 @@ class RateLeaf(Leaf):
         return dataclasses.replace(outline, value=np.asarray(self.rate.number, outline.dtype))
 
     def put(self, saved: Saved) -> Undo:
-        """Sets the learning rate to a saved one, and returns a function that undoes this."""
+        """Sets the learning rate to a saved value, and returns a function that undoes the change."""
         rate, before = self.rate, (self.rate.number, self.rate.is_assigned)
         rate.number, rate.is_assigned = float(saved.one()), True
 
@@ -66,7 +66,7 @@ def unbuilt_rate(optimizer: object) -> LearningRate | None:
 
 
 def optimizer_parts(optimizer: object, place: Place) -> Iterator[Part]:
-    """Yields the object that is an optimizer's schedule, and the attributes that a subclass of `Optimizer` adds."""
+    """Yields the state of an `Optimizer` that is in no variable: a schedule object, and attributes of a subclass."""
     if not isinstance(optimizer, Optimizer):
         return
     rate = optimizer.given_rate()

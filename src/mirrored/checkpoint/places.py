@@ -141,7 +141,7 @@ class Argument(Place):
         return self.parent.get().args[self.index]
 
     def put(self, value: object) -> None:
-        """Replaces the `functools.partial`, which cannot be changed, by one that has `value` as this argument."""
+        """Replaces the immutable `functools.partial` by a new `functools.partial` with `value` as this argument."""
         owner = self.parent.get()
         changed = [value if index == self.index else one for index, one in enumerate(owner.args)]
         self.parent.put(type(owner)(owner.func, *changed, **owner.keywords))

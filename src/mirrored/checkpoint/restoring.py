@@ -50,7 +50,7 @@ def outside_of_steps(called: str) -> Iterator[None]:
 
 
 class Restoration:
-    """A restore in progress, which has restored existing variables, and restores others when the program creates them.
+    """A restore that has restored the existing variables, and restores other variables when the program creates them.
 
     Args:
         directory: The folder of the checkpoint.
@@ -102,7 +102,7 @@ class Restoration:
             raise
 
     def leave_to(self, newer: Restoration) -> None:
-        """Gives up the values of names in the program that a newer restore has, too."""
+        """Cancels the pending values for names in the program that a newer restore also contains."""
         graph = self._look()
         theirs, own = match(graph, newer._manifest), match(graph, self._manifest)
         taken = {*theirs.pairs, *(one.name for one in theirs.misfits)} - self._done
@@ -111,7 +111,7 @@ class Restoration:
         self._used.update(one.source for one in own.misfits if one.name in taken)
 
     def has_more_than(self, newer: Restoration) -> bool:
-        """Returns whether it waits with values of names that a newer restore does not have."""
+        """Returns whether this restore has pending values under names that a newer restore lacks."""
         theirs = newer._manifest
         return any(resolve(name, theirs) not in theirs.leaves for name in self._manifest.leaves.keys() - self._used)
 
@@ -137,7 +137,7 @@ class Restoration:
         return bool(new)
 
     def make_slots(self, called: str) -> None:
-        """Makes and restores slots that wait for variables whose values a newer restore has.
+        """Creates and restores pending optimizer slots of variables whose own values come from a newer restore.
 
         Does nothing in a step, or if they cannot be restored: `proceed` follows when the program makes them.
         """
@@ -148,7 +148,7 @@ class Restoration:
                 self._restore(called, lambda name, leaf: False, strict=False, first=False)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Returns a new checkpoint's manifest plus the saved values that were not restored yet, so that none is lost.
+        """Returns a new checkpoint's manifest plus the saved values that are not restored yet, so that none is lost.
 
         The values are read once and held in memory, because the restored checkpoint may be removed before the program
         creates the objects to which they belong. If they cannot be read, a warning is logged, and they are left out.
@@ -188,7 +188,7 @@ class Restoration:
         )
 
     def _hold(self, names: list[str]) -> bool:
-        """Reads into memory values that are not restored yet; returns False if they cannot be read."""
+        """Reads values that are not restored yet into memory; returns False if they cannot be read."""
 
         def read() -> dict[str, Saved]:
             self._verify()
@@ -259,7 +259,7 @@ class Restoration:
         return {**self._held, **read_leaves(self._directory, self._manifest, others)} if others else self._held
 
     def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
-        """Returns `found` with only the mismatches of values that are not restored yet and that `wanted` accepts."""
+        """Returns a copy of `found` without mismatches of values that are already restored or that `wanted` rejects."""
         misfits = tuple(
             one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])
         )
@@ -291,7 +291,7 @@ def _check(found: Match, directory: Path, called: str, *, strict: bool, first: b
 
 
 def _without_rates(found: Match) -> Match:
-    """Returns `found` without the learning rates of optimizers that are not built.
+    """Returns a copy of `found` without the learning rates of unbuilt optimizers.
 
     Most programs have one under the same name, so it does not tell whether the checkpoint is one of this program.
     """
@@ -334,17 +334,18 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
 
 
 def _are_comparable(here: list[str], there: list[str], different: list[tuple[str, str]]) -> bool:
-    """Whether names tell that variables have another order, also names of variables in no part of the checkpoint.
+    """Returns whether names in a different order prove that the variables are in a different order.
 
-    Such names begin with a colon. A program can give its variables other names than the one that saved; the same names
-    in another order are those of the same variables, unless Keras has generated them.
+    The name of a variable in no part of the checkpoint begins with a colon. A program can give such variables other
+    names than the one that saved; the same names in another order are those of the same variables, unless Keras has
+    generated them.
     """
     without_part = [name for pair in different for name in pair if name.startswith(":")]
     return not without_part or (sorted(here) == sorted(there) and not any(map(is_generated, without_part)))
 
 
 def _log_unnamed(restored: Mapping[str, Leaf], directory: Path) -> None:
-    """Logs a warning if slots of several variables were restored that only the order of their creation distinguishes.
+    """Warns if slots of several unnamed variables were matched only by the order of the variables' creation.
 
     Their names are generated, because the variables are in no part of the checkpoint and were created without a name.
     """
@@ -380,7 +381,7 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
 
 
 def _slots_to_make(graph: Graph, found: Match, manifest: Manifest) -> list[tuple[HasSlots, list[list[Any]]]]:
-    """Returns the optimizers without slots for which `_make_slots` creates some, each with the groups of variables."""
+    """Returns the optimizers whose slots `_make_slots` must create, each with the variable groups of the checkpoint."""
     variables = {source: graph.variables.get(name) for name, (source, _) in found.pairs.items()}
     of_unbuilt = {
         source for name, (source, leaf) in found.pairs.items() if name in graph.recent or isinstance(leaf, RateLeaf)

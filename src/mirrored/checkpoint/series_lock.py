@@ -81,7 +81,7 @@ class SeriesLock:
         self._take(called)
 
     def write_by(self, writer: object, called: str) -> None:
-        """Records a write by `writer`; raises an error if another `Checkpoint` has written since `writer` last did.
+        """Records a write by `writer`; raises an error if another `Checkpoint` has written since `writer` last wrote.
 
         Raises:
             CheckpointError: Two checkpoints take turns under one name.
@@ -116,7 +116,7 @@ class SeriesLock:
 
 
 class _Open:
-    """An open lock file, separate from `SeriesLock` so that the finalizer does not keep that object alive."""
+    """An open lock file, separate from `SeriesLock` so that the finalizer does not keep the `SeriesLock` alive."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -124,7 +124,7 @@ class _Open:
         self.is_locked = False
 
     def try_lock(self) -> bool:
-        """Locks the file, and returns whether no other process holds the lock.
+        """Tries to lock the file; returns False if another process holds the lock.
 
         Returns True without setting `is_locked` if the file system does not support locks.
         """
@@ -161,7 +161,7 @@ class _Open:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Removes the file while it is still locked, so that no other process has locked it, and closes it."""
+        """Deletes the lock file while still holding the lock, and then closes the file, which releases the lock."""
         with contextlib.suppress(OSError):
             if self.is_locked and self.is_at_path():
                 os.unlink(self._path)

@@ -1,4 +1,4 @@
-"""Coordinates how several workers save a checkpoint: which worker writes, errors on all, positions of data iterators.
+"""Coordinates workers that save one checkpoint: selects the writer, and shares errors and data iterator positions.
 
 A checkpoint that all workers save under one path is written once, by worker 0. If workers use different paths, as
 TensorFlow programs do for all workers but the chief, the first worker of each path writes.

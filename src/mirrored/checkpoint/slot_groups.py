@@ -41,7 +41,7 @@ class GroupMatch(NamedTuple):
     joined: list[Joined]
 
     def source_path(self, name: str) -> str:
-        """Translates the program's path of optimizer state shared by a group of variables to the checkpoint's path.
+        """Returns the checkpoint's path for the program's path of optimizer state that a group of variables shares.
 
         Returns any other path unchanged.
         """
@@ -84,7 +84,7 @@ def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], st
 
 
 def saved_path(optimizer: str, others: Mapping[str, list[str]], manifest: Manifest) -> str:
-    """Returns an optimizer's path in a checkpoint, or its name in the program if the checkpoint has no slots of it.
+    """Returns an optimizer's path in a checkpoint, or in the program if the checkpoint has no slots of the optimizer.
 
     Args:
         optimizer: The optimizer's name in the program.
@@ -96,7 +96,9 @@ def saved_path(optimizer: str, others: Mapping[str, list[str]], manifest: Manife
 
 
 def _have_state(manifest: Manifest, optimizer: str, numbers: list[int], labels: set[str]) -> bool:
-    """Returns whether the checkpoint has shared state of these groups; `labels` are those of such state in the program.
+    """Returns whether a checkpoint contains state that the variables of one of an optimizer's groups share.
+
+    `labels` are the labels of such state in the program.
 
     A variable of a list has a number as its name, or as the first part of it, so its slots have the prefix of a group.
     """

@@ -1,4 +1,4 @@
-"""Several restores of one checkpoint that still wait for objects: the newest one that has an object's value wins."""
+"""Unfinished restores of one `Checkpoint`; each value comes from the newest restore that contains it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Succession:
         self.has_earlier = False
 
     def followed_by(self, newest: Restoration) -> Succession:
-        """Returns the succession with a restore that has begun; earlier ones give up the names that it has."""
+        """Returns a new succession that starts with `newest`; earlier restores give up names that `newest` has."""
         for one in self._restorations:
             one.leave_to(newest)
         found = Succession()
@@ -35,11 +35,11 @@ class Succession:
         return found
 
     def is_over(self) -> bool:
-        """Returns whether no restore has values that wait."""
+        """Returns whether no restore has pending values."""
         return not self._restorations
 
     def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
-        """Restores what the program has just created, each piece of state from the newest restore that has it.
+        """Restores newly created variables and other state, each from the newest restore that contains its value.
 
         The arguments and the errors are those of `Restoration.proceed`.
         """
@@ -53,7 +53,7 @@ class Succession:
         self._restorations = tuple(one for one in self._restorations if not one.is_over())
 
     def make_slots(self, called: str) -> None:
-        """Makes and restores the slots of optimizers whose variables all exist now, as `restore` does.
+        """Creates and restores the pending optimizer slots whose variables all exist now.
 
         Their values can be in an earlier restore than those of the variables.
         """
@@ -62,7 +62,7 @@ class Succession:
         self._restorations = tuple(one for one in self._restorations if not one.is_over())
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Returns a new checkpoint's manifest plus all values that wait, as `Restoration.carry_over` does."""
+        """Returns a new checkpoint's manifest plus all values of pending restores, so that none is lost."""
         for one in self._restorations:
             manifest = one.carry_over(manifest, graph, wanted)
         return manifest

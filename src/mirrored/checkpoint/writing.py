@@ -72,7 +72,7 @@ _fence = threading.local()
 
 @distributed.on_leave
 def _raise_fence() -> None:
-    """Waits for the writes of this job, at most for a time limit, and discards those that have not ended.
+    """Waits up to a time limit for the writes of this job, and discards those that have not ended.
 
     The other workers wait meanwhile. Training goes on after the newest step in the workers' memory, and does not save
     that step again.
@@ -176,7 +176,7 @@ def _refuse_content(place: Path, directory: Path, called: str) -> None:
 
 
 def _content(path: Path) -> str | None:
-    """Describes the content of a path that is not a checkpoint; None if it is one, empty, or does not exist."""
+    """Describes the content of a path that is not a checkpoint; None for checkpoints, empty folders, missing paths."""
     if not os.path.lexists(path):
         return None
     if not path.is_dir():
@@ -203,7 +203,7 @@ def _is_own(name: str) -> bool:
 
 
 def _has_manifest(folder: Path) -> bool:
-    """Returns whether the folder's ``mirrored.json`` is one that this package wrote, even if it is damaged now."""
+    """Returns whether this package wrote the folder's ``mirrored.json``, even if the file is damaged now."""
     try:
         with (folder / FILE).open("rb") as file:
             begin = file.read(len(MANIFEST_BEGIN))
@@ -243,7 +243,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def _number_of(error: BaseException) -> int | None:
-    """Returns the `errno` of an error; for an error of TensorStore, finds it by the error's text."""
+    """Returns the `errno` of an error, derived from the message for TensorStore's errors; None for an unknown error."""
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         return error.errno
     text = str(error)
@@ -276,7 +276,7 @@ def _put_in_place(unfinished: Path, directory: Path) -> None:
 
 
 def _discard(old: Path, new: Path) -> None:
-    """Removes a checkpoint after another one has replaced it."""
+    """Removes an old checkpoint that a new one has replaced."""
     if not old.is_symlink():
         for name in others_in(old):
             if not os.path.lexists(new / name):
