@@ -21,7 +21,7 @@ F = TypeVar("F")
 
 
 class Code:
-    """Base class of callables that are copied and pickled like Python functions: as themselves, and by name."""
+    """Base class of callables that, like Python functions, are copied by reference and pickled by name."""
 
     def __copy__(self) -> Self:
         return self
@@ -45,7 +45,7 @@ class Conversion(NamedTuple):
     concrete: type[ConcreteFunction] | None = None
 
     def with_result(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that calls `call` and converts the result."""
+        """Wraps `call` so that each result is converted."""
         convert = self.result
         if convert is None:
             return call
@@ -86,7 +86,7 @@ class Bindings(Generic[F]):
 
 
 def with_copies(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
-    """Returns a Python function for a deep copy, in which it uses the copies of the objects that are copied with it.
+    """Returns a copy of a Python function for a deep copy, in which captured objects are replaced by their copies.
 
     A bound method, a partial function or another object that is called is deep-copied, with what it holds. Python's
     deep copy of a function is the function itself; here one that closes over variables or over objects of `memo` gets
@@ -117,7 +117,7 @@ def _function_with_copies(
 
 
 def _with_copy(cell: types.CellType, memo: dict[int, Any], around: tuple[types.FunctionType, ...]) -> types.CellType:
-    """Returns a cell with the copy of what a cell holds; the cell itself if that is not copied."""
+    """Returns a closure cell with a deep copy of the cell's content; the same cell if the content is not copied."""
     try:
         content = cell.cell_contents
     except ValueError:  # a name without a value yet
@@ -133,7 +133,7 @@ def _with_copy(cell: types.CellType, memo: dict[int, Any], around: tuple[types.F
 
 
 def reference_to(instance: object) -> Callable[[], Any]:
-    """Returns a function that returns `instance`, or None after its deletion: it holds a weak reference, if it can."""
+    """Returns a weak reference to `instance`, or a strong one if its class does not support weak references."""
     try:
         return weakref.ref(instance)
     except TypeError:

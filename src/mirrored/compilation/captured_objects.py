@@ -99,7 +99,7 @@ class ContainerSnapshot:
             self._container.extend(self._before)
 
     def rewind(self) -> None:
-        """Restores exactly the elements that the container had at the snapshot; leaves it alone if it has them."""
+        """Restores exactly the elements that the container had at the snapshot; leaves an unchanged container alone."""
         if _is_identical(self._before, self._content()):
             return  # another thread may be using it
         self._container.clear()
@@ -131,7 +131,7 @@ def is_queue(value: object) -> bool:
 
 
 def is_like_queue(value: object) -> bool:
-    """Returns whether `value` is a queue of any kind, such as `queue.SimpleQueue` or one of `multiprocessing`."""
+    """Returns whether `value` is a queue of any kind, including `queue.SimpleQueue` and queues of `multiprocessing`."""
     return all(callable(getattr(type(value), name, None)) for name in ("get", "put", "empty"))
 
 
@@ -222,7 +222,7 @@ def is_users(owner: types.ModuleType | types.FunctionType | type) -> bool:
 
 
 def has_base_of_library(kind: type) -> bool:
-    """Returns whether a class derives from one of a known library, other than Python's own."""
+    """Returns whether a class derives from a class of a known third-party library."""
     packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
     return not (packages - sys.stdlib_module_names).isdisjoint(_LIBRARIES)
 

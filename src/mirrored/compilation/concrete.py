@@ -139,7 +139,7 @@ class ConcreteFunction:
         return self._treedef.unflatten(leaves)  # type: ignore[no-any-return]
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
-        """Calls the compiled function with these arrays and the fixed values of all other arguments.
+        """Calls the compiled function with the given arrays; all other arguments were fixed at creation.
 
         Args:
             *arrays: Arrays, in the order of the arguments for which it was created.
@@ -208,7 +208,7 @@ def parameters_of(python_function: Callable[..., Any]) -> list[inspect.Parameter
 
 
 def is_array(leaf: object) -> bool:
-    """Returns whether a leaf of the arguments is an array or variable, a per-replica value, or describes an array."""
+    """Returns whether a leaf of the arguments is an array, a variable, a per-replica value or the spec of an array."""
     return isinstance(leaf, (jax.Array, np.ndarray, DistributedValues, Variable)) or is_spec(leaf)
 
 

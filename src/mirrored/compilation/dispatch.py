@@ -85,7 +85,7 @@ class DonatingSteps:
         return step
 
     def _attempt(self, step: DonatingStep, operands: Sequence[Any]) -> bool:
-        """Executes the step; returns False if a signal handler has meanwhile assigned a variable."""
+        """Executes the step, unless a signal handler has just assigned a variable; returns whether the step ran."""
         version = state.version
         args = [*map(_array_in, self._donated_attributes), *operands]
         self.dispatch.job = None
@@ -262,7 +262,7 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def passed(self, token: object) -> None:
-        """Records in the watchdog's collective log that the program runs from now until `token` is ready."""
+        """Records in the watchdog's collective log that the program was dispatched and ends when `token` is ready."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:
@@ -330,7 +330,7 @@ class WorkerArguments:
 
 
 def check_same_program(called: str, arrays: Sequence[Any], program: str) -> None:
-    """Raises an error on all workers if they are about to run different programs, or on arguments of other shapes.
+    """Raises an error on all workers if they are about to run different programs or pass arguments of different shapes.
 
     Args:
         called: The name of the function, for messages.
@@ -366,7 +366,7 @@ def check_same_program(called: str, arrays: Sequence[Any], program: str) -> None
 
 
 def _is_own(array: jax.Array) -> bool:
-    """Returns whether `array` is only in this worker's memory."""
+    """Returns whether this worker can address all of `array`; True for NumPy arrays."""
     return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
@@ -374,7 +374,7 @@ _OF_EXPLICIT_AXES: Final = ("Resource axis", "sdy.manual_computation", "Explicit
 
 
 def explained_device_error(called: str, error: ValueError) -> DeviceError | None:
-    """Converts JAX's error about arguments on wrong devices, or of a mesh with explicit axes, to a `DeviceError`.
+    """Converts JAX's error about incompatible devices or explicit mesh axes to a `DeviceError`.
 
     Returns None for any other error.
     """

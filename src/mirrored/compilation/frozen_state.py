@@ -131,7 +131,7 @@ class PythonState:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether `rewind` can undo everything that a trace may change; False if it can reach an iterator or a queue.
+        """Whether `rewind` can undo all effects of a trace: False if the function can reach an iterator or a queue.
 
         An element that a trace has taken from an iterator cannot be put back. Other threads use a queue meanwhile: a
         rewound queue would lose what they have put there, and return again what they have taken. And a trace would wait
@@ -192,7 +192,7 @@ def exhausted(name: str) -> ArgumentError:
 
 
 def iterating(name: str) -> ArgumentError:
-    """Returns the error for lowering, saving or scanning a function that cannot be compiled, as it reads a dataset."""
+    """Returns the error for lowering, saving or scanning a function that iterates over a dataset."""
     return ArgumentError(
         name,
         found="the function takes elements from a dataset or its iterator",
@@ -203,7 +203,7 @@ def iterating(name: str) -> ArgumentError:
 
 
 def drawing(name: str) -> ArgumentError:
-    """Returns the error for lowering or scanning, in a function of a dataset, a function that draws random numbers."""
+    """Returns the error for lowering or scanning a function with random draws inside a dataset transformation."""
     return ArgumentError(
         name,
         found="the function draws random numbers, and a function of a dataset lowers it or runs several steps of it",
@@ -308,7 +308,7 @@ def _may_move(value: object) -> bool:
 
 
 def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, Any]]) -> _Containers:
-    """Returns the containers that the function names or that are attributes of user objects, by id."""
+    """Returns the containers that a function refers to directly or as attributes of user objects, keyed by id."""
     containers = {id(value): (where, value) for where, value in found if is_container(value)}
     for where, owner in deep:
         if of_user(owner) and not is_container(owner):
@@ -318,7 +318,7 @@ def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, A
 
 
 def _used_by_code(containers: _Containers, found: Sequence[tuple[str, Any]], names: set[str]) -> set[int]:
-    """Returns the ids of the containers from which code with these attribute names may remove elements.
+    """Returns the ids of the containers from which code that uses the attributes `names` may remove elements.
 
     Args:
         containers: The containers, by id.
@@ -335,12 +335,12 @@ def _used_by_code(containers: _Containers, found: Sequence[tuple[str, Any]], nam
 
 
 def _names_of_code(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) -> set[str]:
-    """Returns the attributes that the code names which a function may run (`codes_of`)."""
+    """Returns all attribute names in the code that the given functions may run (see `codes_of`)."""
     return set().union(*(names_in(code)[1] for code in codes_of(functions, deep)))
 
 
 def codes_of(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) -> list[types.CodeType]:
-    """Returns the code that a function may run.
+    """Returns the code objects that a function may run, including those of reachable functions and methods.
 
     This is its own code, that of functions that it can reach, and, of the user's objects that it can reach, that of
     their operators, of the methods that any of this code names, and of all methods where a library may call them, as

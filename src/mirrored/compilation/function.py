@@ -101,7 +101,7 @@ class Function(Code):
 
     @property
     def has_met_ragged(self) -> bool:
-        """Whether a call got an uneven batch, and thus ran as Python."""
+        """Whether any call so far received uneven per-replica batches, and therefore ran eagerly."""
         return self._has_met_ragged or any(made.has_met_ragged for made in self._by_strategy.values())
 
     @entry_point
@@ -126,7 +126,7 @@ class Function(Code):
         return self._call_by_key(args, kwargs, here, quick)
 
     def _call_by_key(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient, quick: Hashable) -> Any:
-        """Runs the program for these arguments by their full signature, where `quick_key` has found no program.
+        """Runs the program for the full signature of the arguments, after `quick_key` has found no program.
 
         Also stores the program under the quick key, which later calls compute without flattening the arguments.
         """
@@ -151,7 +151,7 @@ class Function(Code):
         return program(arguments.arrays, arguments)
 
     def _call_with_dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a function with a dataset among its arguments as Python, to see whether it takes elements."""
+        """Runs a function with a dataset argument as plain Python, to find out whether the dataset is iterated."""
         self._driver = driver = Driver(self._alike, static_key)
         try:
             result = self._driven(args, kwargs)
@@ -162,31 +162,31 @@ class Function(Code):
         return result
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments of one step, converted to `input_signature`, if any."""
+        """Returns one step's arguments, converted to match the `input_signature`, if there is one."""
         if self._input_signature is None:
             return args, kwargs
         return check_signature(self.python_function, self._input_signature, args, kwargs)
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the Python function as part of the caller: the converted function if the caller is being traced."""
+        """Calls the Python function inline, as a part of the caller, instead of running a separate program."""
         traced = here.store is not None and here.store.captures
         function = self.traced_function if traced else self._as_python
         return (self.python_function if functions_run_eagerly() else function)(*args, **kwargs)
 
     @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
-        """The Python function that is traced: the decorated function, with the `Conversion`, if any, applied."""
+        """The Python function that is traced: the decorated function with its code and result converted."""
         return self._conversion.with_result(self._to_trace)
 
     @functools.cached_property
     def _to_trace(self) -> Callable[..., Any]:
-        """The Python function to trace, whose result is not yet converted."""
+        """The Python function to trace, with its code converted but not its result."""
         code = self._conversion.code
         return self.python_function if code is None else code(self.python_function)
 
     @functools.cached_property
     def _as_python(self) -> Callable[..., Any]:
-        """The decorated function for calls without tracing, with converted results."""
+        """The Python function for eager calls, with its result converted but not its code."""
         return self._conversion.with_result(self.python_function)
 
     def _call_steps(self, here: Ambient, batches: Sequence[Any]) -> Any:
@@ -202,7 +202,7 @@ class Function(Code):
         return [self._fitted(args, {})[0] for args in steps_of(batches, self.steps_per_call, self._name)]
 
     def _flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> tuple[Arguments, list[Any]]:
-        """Returns the arguments of the first step, for which a call traces a program, and the arrays of all steps."""
+        """Returns the arguments of the first step, which determine the program, and the arrays of all steps."""
         if self.steps_per_call is None:
             args, kwargs = self._fitted(args, kwargs)
             try:
@@ -219,7 +219,7 @@ class Function(Code):
         return steps[0], [array for step in steps for array in step.arrays]
 
     def _alike(self, function: Callable[..., Any]) -> Function:
-        """Compiles another Python function with the options of this one."""
+        """Compiles another Python function with the same options as this one."""
         # The conversion of a bound method returns the method, whatever it is given.
         conversion = (self if self._method is None else self._method[0])._conversion
         return Function(function, donate=self._donate, conversion=conversion)
@@ -251,7 +251,7 @@ class Function(Code):
         return program
 
     def _undriven(self, arguments: Arguments, here: Ambient) -> Program:
-        """Returns the program for these arguments; raises an error if the function iterates over a dataset."""
+        """Returns the program for the arguments; raises an error if the function can only run as plain Python."""
         try:
             return self._program(arguments, here)
         except IteratedWhileTracing:
@@ -278,7 +278,7 @@ class Function(Code):
         return program
 
     def _traced_once(self, arguments: Arguments) -> tuple[Program, ArgumentError | None]:
-        """Traces the function once; returns the program, and an error if the trace has embedded Python state.
+        """Traces the function once; returns the program, and an error if the trace turned Python state into constants.
 
         The error is returned, not raised: a trace that creates variables may draw their initial values, which later
         calls do not. Only the error of the last trace counts.
@@ -428,7 +428,7 @@ class Function(Code):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
-        """Returns the compiled function of a copied object: a method of the copy, which uses the copy's variables.
+        """Returns the compiled function for a deep-copied object: bound to the copy, or with copied variables.
 
         A function that uses none of the copied objects is copied as itself, as Python functions are.
         """

@@ -40,7 +40,7 @@ def check_signature(
 def _covered(
     name: str, function: Callable[..., Any], count: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """Returns the values of the first `count` parameters, which the specs describe.
+    """Binds arguments to parameters, and returns the first `count` values, which the `input_signature` describes.
 
     Raises:
         SignatureError: There are fewer values, or another parameter gets a value that is not its default.
@@ -132,7 +132,7 @@ def from_numpy(value: Any, dtype: Any) -> Any:
 
 
 def _rank(dtype: Any) -> Any:
-    """Returns the position of a dtype's kind: a number can be cast to its own kind or a later one."""
+    """Returns the rank of a dtype's kind (bool, integer, float, complex); casts to a lower rank are refused."""
     return next((rank for rank, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind)), None)
 
 
@@ -161,12 +161,12 @@ def _is_numpy_mirrored(leaf: object) -> bool:
 
 
 def dtype_of(value: Any) -> Any:
-    """Returns the dtype that an array, or an array of a spec, has on a device."""
+    """Returns the dtype that an array, or an array described by a spec, has on a device."""
     return canonical_dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
 
 
 def _sizes(spec: Any) -> tuple[int | None, ...] | None:
-    """Returns the sizes that a spec requires; None for an unknown rank, also that of a TensorFlow shape."""
+    """Returns the dimension sizes that a spec requires, each None if unknown; returns None if the rank is unknown."""
     unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
     return None if unknown else tuple(spec.shape)
 

@@ -83,7 +83,7 @@ class Result(Bookkeeping):
         return self.components > 0
 
     def described(self, array: jax.ShapeDtypeStruct) -> Any:
-        """Returns the shape and dtype of this leaf (per component of a per-replica value), given those of its array."""
+        """Returns this leaf's shape and dtype (per component if per-replica), from the shape and dtype of its array."""
         if not self.is_per_replica:
             return array
         return PerReplica.of_components([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components, None)
@@ -247,7 +247,7 @@ class Program:
         self._donating = DonatingSteps(dispatch_of(self._jitted), len(donated), assigned) if donated else None
 
     def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
-        """Returns the program with new values of variables in the order of their operands, and these variables.
+        """Orders the outputs for assigned variables like the variables' operands, so that XLA can alias the buffers.
 
         JAX aliases each donated buffer with the first result of the same shape. If that result belonged to another
         variable, XLA would have to copy the buffers in every step.
@@ -300,7 +300,7 @@ class Program:
         return self._wrapped(results)
 
     def _dispatched(self, arrays: Sequence[Any]) -> list[Any]:
-        """Dispatches the program and stores the variables' new values; returns these and the results of all steps."""
+        """Dispatches the program, stores the variables' new values, and returns them with all steps' results."""
         # A program that only reads variables takes their values under the lock. It does not wait for an eager run of
         # another thread.
         with turn() if self._assigned else lock, lock:
@@ -336,13 +336,13 @@ class Program:
         return outs
 
     def _store_new(self, outs: Sequence[Any]) -> None:
-        """Stores the new values of variables; if `_keeps_old`, keeps the old ones until the step has succeeded."""
+        """Stores the new values of variables; if `_keeps_old`, saves the old values until the step has succeeded."""
         if self._keeps_old and not isinstance(outs[-1], Tracer):
             note_step(self._assigned, outs, outs[-1], waits=self._several is None)
         store_all(self._assigned, outs)
 
     def _call_recorded(self, arrays: Sequence[Any], arguments: Arguments) -> Any:
-        """Runs the program under a tape or a JAX transform: no buffer is donated, because residuals may refer to it.
+        """Runs the program under a tape or JAX transform, without donating buffers to which residuals may refer.
 
         Residuals may refer to the new values of variables, too, which are therefore marked as shared.
 

@@ -1,4 +1,4 @@
-"""Checks one compiled program's devices and ordered printing; explains JAX's errors for values unknown in a trace."""
+"""Checks a compiled program's devices and ordered printing; explains JAX's errors about unknown traced values."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _explained_use(called: str, error: Exception) -> TransformError | None:
 
 
 def explained_nesting(called: str, error: ValueError) -> TransformError | None:
-    """Converts JAX's error for a deterministic function inside another traced program; None for any other error."""
+    """Converts JAX's error for a `deterministic=True` run inside another traced program; None for other errors."""
     if "compiler_options" not in str(error):
         return None
     return TransformError(
@@ -120,7 +120,7 @@ def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -
 
 
 def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
-    """Raises an error if a program with several replicas prints with ``ordered=True``, even on one device.
+    """Raises an error if a program with several replicas uses debug printing with ``ordered=True``, even on one device.
 
     Raises:
         ContextError: There are several replicas.
@@ -140,7 +140,7 @@ def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -
 
 
 def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
-    """Returns the first multi-process device assignment among those of a program and its variables, or None."""
+    """Returns a device assignment of the program or its variables that spans several processes, or None."""
     device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
     return next(
         (

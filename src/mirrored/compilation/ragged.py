@@ -1,4 +1,4 @@
-"""Functions that run eagerly because per-replica batches are uneven: logs it, and checks their loss scale once."""
+"""Eager calls of functions with uneven per-replica batches: logs a warning, and checks the loss scale once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _evened(leaf: Any) -> Any:
 
 
 class RunScales(Driver):
-    """A `Driver` that notes each `Strategy.run` in a function, to check its loss scale later; it compiles none of them.
+    """A `Driver` that compiles nothing, but records runs with uneven batches, to check their loss scale later.
 
     It is for a function that cannot be traced as a whole, because it can reach an iterator: a replica function usually
     reaches none, as the elements are its arguments.
@@ -92,7 +92,7 @@ class RunScales(Driver):
         self._noted: dict[Any, tuple[Any, Callable[..., Any], Any, Any]] = {}
 
     def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """Notes a `strategy.run` with uneven batches, the first one of each function; returns `function`."""
+        """Records the first `strategy.run` of each function with uneven batches; returns `function` unchanged."""
         code = code_of(function)
         given = (tuple(args), dict(kwargs))
         if code not in self._noted and any(map(_is_ragged, structures.flatten(given)[0])):
@@ -100,7 +100,7 @@ class RunScales(Driver):
         return function
 
     def check(self) -> None:
-        """Checks the loss scale of the runs that were noted.
+        """Checks the loss scale of the recorded `strategy.run` calls.
 
         Warns:
             LossScaleWarning: As when the run is compiled.
@@ -166,14 +166,14 @@ def checked_call(
 
 
 class _CreatedWhileChecking(BaseException):
-    """Exception that ends a trace made only for a check, in which the user's function creates a variable.
+    """Exception that aborts a trace made only for a check, because the user's function creates a variable.
 
     It is not an `Exception`: user code that catches `Exception` must not handle it.
     """
 
 
 def _refuse_created(next_creator: Callable[..., object], **kwargs: object) -> NoReturn:
-    """Variable creator that ends the trace: no undo would remove the variable from optimizers and checkpoints."""
+    """Variable creator that aborts a trace made for a check, because a created variable could not be removed."""
     raise _CreatedWhileChecking
 
 

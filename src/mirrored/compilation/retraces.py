@@ -28,7 +28,7 @@ def log_retrace(reason: str, retraces: int) -> None:
 
 
 def difference(old: Arguments, around_old: Surroundings, new: Arguments, around_new: Surroundings) -> str:
-    """Describes, in one line, how a retraced call differs from an earlier one, in its arguments or surroundings."""
+    """Describes in one line how the arguments or the context of a retraced call differ from an earlier call."""
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(

@@ -44,7 +44,7 @@ class Names:
         self._attributes = [(owner, self._own_attributes(owner)) for owner in owners]
 
     def rewind(self) -> None:
-        """Restores the values of all names."""
+        """Restores the values that all names had at the snapshot."""
         for cell, before in self._cells:
             if _content(cell) is not before:
                 if before is _MISSING:
@@ -70,7 +70,7 @@ class Names:
 
 
 def _assigned(functions: Sequence[Any], reached: Sequence[tuple[str, Any]]) -> set[str] | None:
-    """Returns the attributes that the code assigns which a function may run; None if it may assign others."""
+    """Returns the attribute names that the functions may assign; None if they may assign any, as with `setattr`."""
     codes = codes_of(functions, reached)
     named = [names_in(code) for code in codes]
     if any("setattr" in names or "vars" in names or "__dict__" in attributes for names, attributes in named):
@@ -79,7 +79,7 @@ def _assigned(functions: Sequence[Any], reached: Sequence[tuple[str, Any]]) -> s
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the names whose values must be restored, each with its value before, or `_MISSING`."""
+    """Yields each name whose value has changed, with its old value, or `_MISSING` for a new name."""
     for name in {**before, **after}:
         old = before.get(name, _MISSING)
         if after.get(name, _MISSING) is not old:
@@ -94,13 +94,13 @@ def _content(cell: types.CellType) -> object:
 
 
 def _named(function: types.FunctionType) -> dict[str, Any]:
-    """Returns the globals that a function names, with their values."""
+    """Returns the global variables that a function uses, with their values."""
     names = names_in(function.__code__)[0]
     return {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
 
 
 def _own_attributes(owner: object) -> dict[str, Any]:
-    """Returns the attributes of an object itself, also those in slots, without those of its class."""
+    """Returns the attributes that are stored in an object itself, including slots, but not attributes of its class."""
     own = getattr(owner, "__dict__", {})
     parts = (part for base in type(owner).__mro__ for part in vars(base).items())
     slots = {name for name, part in parts if isinstance(part, types.MemberDescriptorType)}

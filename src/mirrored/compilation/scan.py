@@ -64,7 +64,7 @@ class Scan:
 
 
 def stacked_steps(results: Sequence[PyTree]) -> Any:
-    """Stacks the results of steps that a caller has traced or run one by one, as `Scan` does.
+    """Stacks the results of several steps along a new leading dimension, for steps that ran without a `Scan`.
 
     Results have a leading dimension of steps, in each component of a per-replica result. Of static results (strings and
     other objects), that of the first step is returned.

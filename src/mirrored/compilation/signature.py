@@ -80,7 +80,7 @@ class Arguments:
         return self._with(leaves)  # type: ignore[no-any-return]
 
     def described(self) -> Arguments:
-        """Returns a copy that holds only the shapes and dtypes of the arrays, so that the arrays can be freed.
+        """Returns a copy with shapes and dtypes in place of the arrays, so that the arrays can be freed.
 
         Its static values are copies, too, which keep their content when the program mutates its objects.
         """
@@ -94,7 +94,7 @@ class Arguments:
 
 
 class Surroundings(NamedTuple):
-    """What a program depends on besides its arguments; the other part of its cache key.
+    """The part of a program's cache key that does not depend on the arguments: strategies, context, and JAX settings.
 
     Attributes:
         strategies: The strategies in whose scope the function is called. `get_strategy()` and new variables are
@@ -228,7 +228,7 @@ def _quick_keys(kind: type, values: Sequence[Any], arrays: list[Any]) -> Hashabl
 
 
 def _array_of(leaf: Leaf) -> Any:
-    """Returns the leaf as an array, or None if it is static."""
+    """Converts a leaf of the arguments to an array; returns None for a static leaf."""
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, (np.ndarray, np.generic)):
@@ -250,7 +250,7 @@ def _array_of(leaf: Leaf) -> Any:
 
 
 def _layout_of(leaf: Leaf) -> Hashable:
-    """Returns the part of the key that says of which replicas an argument holds the values."""
+    """Returns the part of an argument's cache key that identifies the replicas whose values the argument holds."""
     if isinstance(leaf, PerReplica):
         return leaf.device_assignment
     return leaf.num_replicas if isinstance(leaf, Mirrored) else None

@@ -111,7 +111,7 @@ def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
 
 
 def unchanging(value: T) -> T:
-    """Returns a static argument in which containers, dataclasses, namespaces and NumPy arrays are copies.
+    """Returns a static argument with copies of its containers, dataclasses, namespaces and NumPy arrays.
 
     They keep the content that they have now. All other objects are shared, because a copy of a method, a model or a
     variable would have state of its own; so are the fields of dataclasses that are not compared.
@@ -155,7 +155,7 @@ def _unchanging_container(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _of_dataclass(value: Any, around: tuple[int, ...]) -> Hashable:
-    """Returns the key of a dataclass: its compared fields, its elements, and its attributes that are not fields."""
+    """Returns the cache key of a dataclass: its compared fields, elements, and attributes that are not fields."""
     fields = dataclasses.fields(value)
     compared = tuple((one.name, static_key(getattr(value, one.name), around)) for one in fields if one.compare)
     names = {one.name for one in fields}
@@ -173,7 +173,7 @@ def _of_dataclass(value: Any, around: tuple[int, ...]) -> Hashable:
 
 
 def _setting(value: collections.deque[Any] | collections.defaultdict[Any, Any], around: tuple[int, ...]) -> Hashable:
-    """Returns the key of what determines a container's later content: the maximum length, or the default factory.
+    """Returns the cache key of a deque's maximum length or of a defaultdict's default factory.
 
     A lambda that is made anew with each container has the same code.
     """
@@ -186,7 +186,7 @@ def _setting(value: collections.deque[Any] | collections.defaultdict[Any, Any], 
 
 
 def _elements(value: object, around: tuple[int, ...]) -> Hashable | None:
-    """Returns the key of the elements of a container, also of a subclass; None for other objects."""
+    """Returns the cache key of the elements of a container or NumPy array; None for other objects."""
     if isinstance(value, (list, tuple, collections.deque)):
         return tuple(static_key(one, around) for one in value)
     if isinstance(value, (dict, types.MappingProxyType)):

@@ -97,7 +97,7 @@ class Assignment:
         return new if jnp.issubdtype(variable.dtype, jax.dtypes.extended) else new.astype(variable.dtype)
 
     def term(self, value: object) -> Any:
-        """Returns a replica's value as an array to aggregate: in the variable's dtype, or in its own if that is wider.
+        """Converts a replica's value to an array for aggregation, in the wider of its dtype and the variable's.
 
         The sum of values of a narrower dtype would overflow before it is cast to the variable's dtype.
         """
@@ -110,7 +110,7 @@ class Assignment:
 
 
 def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
-    """Returns the variable store of the current `run` or trace; None if the variable's own storage is to be used.
+    """Returns the store of variable values of the current `run` or trace; None if the variable's storage is used.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
     use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
@@ -133,7 +133,7 @@ def eager_replica(variable: Variable) -> int | None:
 
 
 def check_strategy(variable: Variable, here: Ambient, called: str) -> None:
-    """Raises an error if a variable belongs to a strategy other than the current one."""
+    """Raises an error if a variable belongs to a strategy other than the current strategy."""
     if variable.device_assignment is None or not here.strategies or variable.strategy is here.strategies[-1]:
         return
     raise ContextError(
@@ -269,7 +269,7 @@ def write(assignment: Assignment, value: object) -> Any:
 
 
 def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
-    """Assigns each of several variables its own value, as `Variable.assign` does."""
+    """Assigns `values` to `variables` one by one, like `Variable.assign`."""
     announce_write(variables)
     here, where, trace = ambient(), user_line(), trace_below_tapes(current_trace())
     for variable, value in zip(variables, map(operand_of, values), strict=True):
@@ -318,7 +318,7 @@ def _write_whole(assignment: Assignment, value: object, store: VariableStore | N
 
 
 def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
-    """Returns the one value to assign to a mirrored variable: the aggregate of a per-replica value."""
+    """Aggregates a per-replica value to the single value that is assigned to a mirrored variable."""
     variable = assignment.variable
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.NONE:
@@ -384,7 +384,7 @@ def _is_aggregated(assignment: Assignment) -> bool:
 
 
 def _aggregated_alone(assignment: Assignment, value: object) -> Any:
-    """Returns the aggregate of the value of a single replica: custom reductions are applied even to one value."""
+    """Applies a variable's custom reduction to the value of a single replica; other aggregations do nothing."""
     variable = assignment.variable
     is_custom = not isinstance(variable.aggregation, VariableAggregation)
     if variable.device_assignment is None or variable.per_replica or not is_custom:
@@ -393,7 +393,7 @@ def _aggregated_alone(assignment: Assignment, value: object) -> Any:
 
 
 def _write_alone(assignment: Assignment, value: object) -> Any:
-    """Assigns a variable's storage directly, in a run with a single replica, which needs no merge."""
+    """Assigns a variable in a run with a single replica, where there are no other replicas' values to aggregate."""
     variable = assignment.variable
     value = _aggregated_alone(assignment, value)
     with turn(), lock:
@@ -405,7 +405,7 @@ def _write_alone(assignment: Assignment, value: object) -> Any:
 
 
 def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, index: int) -> Any:
-    """Assigns a variable that belongs to no strategy from one replica of an eager run, on that replica's device."""
+    """Assigns a variable without a strategy from one replica of an eager run, on that replica's device."""
     with lock:
         new = assignment.combined(runner.component(assignment.old(), index), value)
         assignment.variable.store(uncommitted(new))
@@ -413,7 +413,7 @@ def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, 
 
 
 def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
-    """Assigns a mirrored variable from all replicas: a merge aggregates their values."""
+    """Aggregates the values that all replicas assign to a mirrored variable, and assigns the aggregate."""
     variable = assignment.variable
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
@@ -425,7 +425,7 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
 
 
 def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
-    """Returns the aggregate of the values that the replicas assign, one per local replica."""
+    """Aggregates the values that the replicas assign; `payloads` has one value per local replica."""
     # `numpy.float64` is a Python float, too; like other NumPy numbers it is an array, one per replica.
     are_numbers = all(isinstance(one, (bool, int, float, complex)) and not hasattr(one, "dtype") for one in payloads)
     if are_numbers and runner.are_equal(payloads):

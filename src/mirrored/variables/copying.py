@@ -52,7 +52,7 @@ class Reference:
         return id(self._variable)
 
     def __lt__(self, other: Reference) -> bool:
-        """Orders references by the creation of their variables, so that they can be keys of structures."""
+        """Orders references by the creation of their variables, so that pytrees can have references as dict keys."""
         return self._variable.serial < other._variable.serial if isinstance(other, Reference) else NotImplemented
 
     def __repr__(self) -> str:

@@ -35,13 +35,13 @@ Creator = Callable[..., Any]
 
 
 class _Calls:
-    """The number of calls of variable constructors so far."""
+    """Counter of variable constructor calls."""
 
     number = 0
 
 
 def constructor_calls() -> int:
-    """Returns the number of calls of variable constructors so far: if it stays, no variable has been created."""
+    """Returns the number of variable constructor calls so far, to detect whether a block of code creates variables."""
     return _Calls.number
 
 
@@ -329,7 +329,7 @@ class Awaiting:
                 ask(self)
 
     def before_write(self) -> None:
-        """Calls `before_write` of the pending callback: a Keras training loop would otherwise overwrite the value."""
+        """Calls the pending callback's `before_write`, if any, before other code overwrites the awaited value."""
         before_write = getattr(self._withheld, "before_write", None)
         if before_write is not None:
             with apart():

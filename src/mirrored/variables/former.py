@@ -1,4 +1,4 @@
-"""The old values of variables, kept until their new values are computed.
+"""Old values of variables, saved until their asynchronously computed new values are available.
 
 JAX dispatches asynchronously: variables have their new values before these are computed, and an error becomes known
 where a value is used. Two kinds of code therefore record the arrays that they replace:
@@ -28,7 +28,7 @@ _MOST_STEPS: Final = 1024
 
 
 class _Step(NamedTuple):
-    """One step or assignment: its variables with their old and new values, and arrays that are computed if it succeeds.
+    """A record of one step or assignment: its variables, their old and new values, and arrays that signal its success.
 
     Attributes:
         variables: The variables that it assigns.

@@ -227,7 +227,7 @@ def _check_range(value: object, wanted: DTypeLike, called: str, name: str | None
 
 
 def _outside(value: object, low: int, high: int) -> int | None:
-    """Returns an integer in a host value that is less than `low` or greater than `high`, or None."""
+    """Returns an integer in a host value that is outside the range from `low` to `high`, or None if there is none."""
     if isinstance(value, list | tuple):
         return next((found for one in value if (found := _outside(one, low, high)) is not None), None)
     if isinstance(value, int):
@@ -246,7 +246,7 @@ def _limits(dtype: DTypeLike) -> tuple[int, int]:
 
 
 def _dtype_of(value: object) -> Any:
-    """Returns the dtype of an array, of a Python number, or the widest one in a list; None for any other object."""
+    """Returns the dtype of an array or Python number, or the widest dtype in a list; None for other objects."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
         return dtype
@@ -272,7 +272,7 @@ def _casts(given: DTypeLike, wanted: DTypeLike) -> bool:
 
 
 def without_strategy(called: str, name: str) -> VariableError:
-    """Returns the error for a per-replica value that is assigned to a variable that belongs to no strategy."""
+    """Returns the error for assigning a per-replica value to a variable without a strategy."""
     return VariableError(
         called,
         found=f"a per-replica value was assigned to {name!r}, which was created outside of strategy.scope()",

@@ -107,7 +107,7 @@ def _check_index(index: Any, shape: tuple[int, ...], called: str) -> None:
 
 
 def _num_axes(part: Any) -> int:
-    """Returns the number of axes to which one element of an index applies."""
+    """Returns the number of array axes to which one element of an index applies."""
     if part is None or part is Ellipsis:
         return 0
     if isinstance(part, slice):
@@ -117,7 +117,7 @@ def _num_axes(part: Any) -> int:
 
 
 def _as_array(part: Any) -> Any:
-    """Returns an index as an array: of NumPy if it consists of Python or NumPy numbers, also in a trace."""
+    """Converts an index to an array; Python and NumPy numbers become a NumPy array, even during tracing."""
     is_on_host = all(isinstance(one, (int, np.generic, np.ndarray)) for one in jax.tree.leaves(part))
     return np.asarray(part) if is_on_host else as_array(part)
 

@@ -69,7 +69,7 @@ class StepInProgress(Protocol):
 
 
 class _StateVersion:
-    """State that all threads share: the step in progress, the number of replacements, and reads in progress.
+    """Process-wide state of variable updates: the step in progress, the number of updates, and reads in progress.
 
     Attributes:
         step: The step in progress, whose variables must not be read; None between steps.
@@ -91,7 +91,7 @@ state: Final = _StateVersion()
 
 
 class _LockThread(threading.local):
-    """The state lock's data of one thread: its uncommitted assignments, and whether it needs the lock `running`.
+    """One thread's uncommitted assignments, and whether the thread is exempt from taking the lock `running`.
 
     Attributes:
         kept_back: The variables and new values that `together` stores at its end, each with whether it is shared.
@@ -168,7 +168,7 @@ def refuse_callbacks(called: str) -> None:
 
 
 def attributes_of(variables: Iterable[Any]) -> list[dict[str, Any]]:
-    """Returns the dicts that hold the variables' attributes, for `storing`.
+    """Returns the `__dict__` of each variable, as `storing` requires.
 
     Items of a dict are read and replaced in a third of the time of attributes, which Python looks up in all base
     classes first.
@@ -190,7 +190,7 @@ _notes_pending: Final[list[Callable[[Sequence[Any], Sequence[Any]], object]]] = 
 
 
 def on_assignment(note: Callable[[Sequence[Any], Sequence[Any]], object]) -> None:
-    """Registers the function to be called with variables and their new values before eager code stores the values.
+    """Registers a function to be called with variables and their new values before eager code stores these values.
 
     `assign_all_stored` and `VariableStorage.store` call it.
 
@@ -240,7 +240,7 @@ def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
 
 
 def note_former(variables: Iterable[Any]) -> None:
-    """Saves the old values of variables before an assignment inside `or_undone`, which may restore them."""
+    """Saves the current values of variables, so that `or_undone` can restore them after an exception."""
     before = thread.before
     assert before is not None
     for variable in variables:

@@ -1,4 +1,4 @@
-"""Storage of variables: places values on the replicas' devices and holds them (`VariableStorage`)."""
+"""Defines `VariableStorage`, which holds a variable's value on the replicas' devices, and functions to place values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
 
 
 def _repeated(value: Any, shape: tuple[int, ...]) -> Any:
-    """Returns rows of equal components in new memory."""
+    """Returns a new array of the given shape, all rows of which equal `value`."""
     if is_key(value):
         return jnp.broadcast_to(value, shape)
     own = np.asarray(value)
@@ -67,14 +67,14 @@ def _repeated(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _own(value: object) -> Any:
-    """Returns a value as a NumPy array; PRNG keys stay as they are, because NumPy cannot hold them."""
+    """Converts a value to a NumPy array; returns PRNG keys unchanged, because NumPy cannot hold them."""
     return value if is_key(value) else np.asarray(value)
 
 
 def _over(
     device_assignment: DeviceAssignment, shape: tuple[int, ...], sharding: jax.sharding.Sharding, part: Operand
 ) -> jax.Array:
-    """Builds a replicated global array from this process's copy `part`; all processes must call it."""
+    """Builds a global array in which every device's shard is `part`; all processes must call the function."""
     # `jax.device_put` to devices of several processes compares the values, with one collective per array.
     parts = [jax.device_put(part, device) for device in device_assignment.addressable_devices]
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
@@ -147,7 +147,7 @@ def note_resizable(variable: VariableStorage) -> None:
 
 
 def sizes_of_resizables() -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Returns the serials and shapes of all variables whose shape may change, for the cache keys of programs."""
+    """Returns the serial number and shape of each variable whose shape may change, for the cache keys of programs."""
     if not _resizable:
         return ()
     variables = [one() for one in list(_resizable)]
@@ -375,7 +375,7 @@ class VariableStorage(Awaiting):
         return self._shared
 
     def mark_shared(self) -> None:
-        """Marks the value's device buffers as used by other code, so that a step donates copies of them."""
+        """Records that other code holds the value's device buffers, so that compiled steps donate copies instead."""
         self._shared = True
 
     def lose(self, why: str) -> None:

@@ -90,7 +90,7 @@ def row_of(variable: Variable, replica: int, here: Ambient) -> int:
 
 
 def row_in(whole: jax.Array, variable: Variable, replica: int, here: Ambient) -> Any:
-    """Returns one replica's component of a sync-on-read variable from the stacked components, with its bits."""
+    """Returns one replica's component of a sync-on-read variable, bit-identical, from the stacked components."""
     row = row_of(variable, replica, here)
     if here.runner is None and variable.device_assignment is not None:
         whole = whole_rows(whole, variable.device_assignment)
@@ -126,7 +126,7 @@ def write_components(assignment: Assignment, value: Operand, store: VariableStor
 
 
 def _checked(assignment: Assignment, value: object) -> Any:
-    """Returns the one value to assign to all components, after checking that it is equal on all workers."""
+    """Checks that a single value for all components is equal on all workers, and returns the value."""
     if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
         return value
     check_same_everywhere(assignment, value)
@@ -155,7 +155,7 @@ def check_same_everywhere(assignment: Assignment, value: object) -> None:
 
 
 def _check_determines_all(assignment: Assignment, value: object) -> None:
-    """Refuses a single value that does not determine every component."""
+    """Raises an error if a single value does not determine all components of a sync-on-read variable."""
     aggregation = assignment.variable.aggregation
     undefined = aggregation is VariableAggregation.NONE
     cannot_add = aggregation is VariableAggregation.SUM and not assignment.replaces
@@ -172,7 +172,7 @@ def _check_determines_all(assignment: Assignment, value: object) -> None:
 
 
 def _stage_locals(assignment: Assignment, value: object, store: VariableStore, runner: ReplicaRunner) -> None:
-    """Assigns the components of the local replicas in the store of the run, in a merge."""
+    """Assigns each local replica's component of a variable, in the store of variable values during a run."""
     variable = assignment.variable
     for k in range(runner.num_local):
         if isinstance(value, PerReplica):
@@ -184,7 +184,7 @@ def _stage_locals(assignment: Assignment, value: object, store: VariableStore, r
 
 
 def _replica_index(runner: ReplicaRunner, local: int) -> Any:
-    """Returns the replica id of a local replica.
+    """Returns the global replica id of the replica with the local index `local`.
 
     Where one program runs on all devices (SPMD), the id differs per device, so it is a value of the running program.
     """
@@ -211,7 +211,7 @@ def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> A
 
 
 def no_components(called: str, name: str) -> ContextError:
-    """Returns the error for an assignment by replicas of a compiled run to a metric's variable without components."""
+    """Returns the error for replicas in a compiled run that assign a variable without per-replica components."""
     return ContextError(
         called,
         found=f"the replicas assign {name!r}, a sync-on-read variable with aggregation SUM that was created "

@@ -55,9 +55,9 @@ def _count_anew() -> None:
 
 
 class _ShapeOfValue:
-    """The descriptor of `component_shape`, for variables whose shape may change: the shape of the current value.
+    """Descriptor of `component_shape` for variables whose shape may change: returns the current shape of one component.
 
-    All others have an attribute of this name, which takes precedence.
+    All other variables have an attribute of this name, which takes precedence.
     """
 
     def __get__(self, variable: Any, owner: type) -> Any:
