@@ -274,10 +274,7 @@ def slice_(input_: jax.Array, begin: Operand, size: Ints) -> jax.Array:
 
 
 def _start(value: Operand) -> Any:
-    """Converts the start index of a slice to a Python int if it is on the host, and otherwise to a tensor.
-
-    A Python int is known on every device.
-    """
+    """Converts the start index of a slice to an int, known on every device, if it is on the host; else to a tensor."""
     if isinstance(value, (np.integer, np.ndarray)) and value.shape == () and value.dtype.kind in "iu":
         return int(value)
     return value if isinstance(value, int) else as_tensor(value)
@@ -293,10 +290,7 @@ def _known_starts(starts: Sequence[Any]) -> list[int] | None:
 
 
 def _runs_now() -> bool:
-    """Returns whether operations execute immediately; True even while a gradient tape records.
-
-    In that case, the host should not wait for results.
-    """
+    """Returns whether operations execute immediately, also while a tape records: the host should not wait for them."""
     return is_eval(trace_below_tapes(current_trace()))
 
 
