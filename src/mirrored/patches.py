@@ -220,7 +220,7 @@ def replace(package: str, owner: type | ModuleType, name: str, value: object) ->
 
 
 def undo(package: str) -> None:
-    """Restores all attributes of a package that mirrored has replaced (monkey-patched)."""
+    """Restores all attributes of a package that `mirrored` has monkey-patched."""
     for one in [one for one in reversed(_applied) if one.package == package]:
         if one.before is _ABSENT:
             delattr(one.owner, one.name)

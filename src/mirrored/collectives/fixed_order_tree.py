@@ -175,7 +175,7 @@ fan_out_once.defvjp(_fan_out_once_forward, _fan_out_once_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _all_sum(group: Group, arrays: list[list[Any]]) -> list[list[Any]]:
-    """Returns each array's sum over all replicas, once per replica on this device; sums cotangents by the same tree."""
+    """Returns each array's sum over all replicas, once per replica of this device; its VJP sums in the same order."""
     results = [[components[0]] * group.local for components in arrays]
     places = [i for i, components in enumerate(arrays) if components[0].size]
     if places:

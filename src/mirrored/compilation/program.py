@@ -79,7 +79,7 @@ class Result(Bookkeeping):
 
     @property
     def is_per_replica(self) -> bool:
-        """Whether this leaf is a per-replica value, stored as one array with a leading replica dimension."""
+        """Whether the result is a per-replica value, stored as one array with a leading replica dimension."""
         return self.components > 0
 
     def described(self, array: jax.ShapeDtypeStruct) -> Any:

@@ -65,7 +65,7 @@ class VariableStore(abc.ABC):
 
     @property
     def aggregates(self) -> bool:
-        """Whether this store holds the aggregate of a sync-on-read variable instead of the replicas' components."""
+        """Whether the store holds a sync-on-read variable's aggregated value instead of one value per replica."""
         return self.outer is not None and self.outer.aggregates
 
     def note_reduction(self, *, as_written: bool) -> None:
@@ -203,7 +203,7 @@ class FunctionStore(VariableStore):
 
     @property
     def aggregates(self) -> bool:
-        """Whether this store holds the aggregate of a sync-on-read variable instead of the replicas' components."""
+        """Whether the store holds a sync-on-read variable's aggregated value instead of one value per replica."""
         return self._aggregates
 
     def note_reduction(self, *, as_written: bool) -> None:

@@ -211,7 +211,7 @@ class PerReplica(_NotAnArray):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components of this process's replicas, each on its replica's device."""
+        """The values of this process's replicas, one per replica, each on its replica's device."""
         if self._stacked is not None and (tracked := read_tracked(self._stacked, self._device_assignment)) is not None:
             return tracked  # not kept: they belong to the tape
         if self._components is None or not are_readable_here(self._components, self._stacked):

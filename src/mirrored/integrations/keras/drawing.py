@@ -103,7 +103,7 @@ def _new_words(stream: Variable) -> Any:
 
 
 class EagerStep:
-    """An uncompiled Keras step (``run_eagerly=True``): creates a random stream's key when the stream is first used.
+    """Runs an uncompiled Keras step (``run_eagerly=True``); creates the key of each random stream at its first use.
 
     Args:
         step: The step, from (state, batch) to (logs, state).

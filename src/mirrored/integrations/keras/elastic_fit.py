@@ -140,7 +140,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
         self._has_unseen_end = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Commits the end of the last epoch."""
+        """Commits the training state at the end of the last epoch."""
         self._restore_again()
         if self._has_unseen_end:
             self._commit(_TRAIN_END)

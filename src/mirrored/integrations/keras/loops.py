@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 class InProgress(Generic[T]):
-    """A context variable with a weak reference to the call in progress.
+    """A context variable that refers weakly to the call of `fit`, `evaluate` or `predict` that is in progress.
 
     Threads that read a dataset ahead have a copy of the reader's context variables. A strong reference to a call that
     holds the iterator would keep the iterator alive as long as its own threads, and these end with the iterator.

@@ -154,7 +154,7 @@ class Plain(ast.NodeTransformer):
         return like(ast.Pass() if node.value is None else ast.Assign([node.target], node.value), node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        """Visits a class body, but keeps annotated assignments, because they can define the fields of the class."""
+        """Visits a class body, but keeps its annotated assignments, which define fields if the class is a dataclass."""
         node.body = [one if isinstance(one, ast.AnnAssign) else self.visit(one) for one in node.body]
         return node
 

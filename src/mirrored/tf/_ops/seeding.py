@@ -38,7 +38,7 @@ class _Stream:
 
 
 def drawing(global_seed_generator: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps Keras' `global_seed_generator` to draw from `tf.random` in replicas, compiled and dataset functions.
+    """Wraps Keras' `global_seed_generator` to draw from `tf.random` in replicas and in compiled and dataset functions.
 
     Keras' own is a variable that compiled functions on JAX cannot use, so Keras raises an error there.
     """
