@@ -334,3 +334,16 @@ def test_the_layer_that_has_a_variable_is_the_innermost_one() -> None:
     model = built(keras.Sequential([keras.Input((2,)), inner]))
     assert private.layer_with(model, inner.kernel) is inner, "messages name another layer than the variable's"
     assert private.layer_with(model, keras.Variable(0.0)) is None
+
+
+def test_each_call_of_an_elastic_training_function_names_layers_alike() -> None:
+    keras.layers.Dense(1)
+    private._note_name_counts()
+    try:
+        first = keras.Sequential([keras.layers.Dense(1), keras.layers.Dense(1)])
+        private._restore_name_counts()
+        second = keras.Sequential([keras.layers.Dense(1), keras.layers.Dense(1)])
+    finally:
+        private._names_before.clear()
+    assert [first.name, *(one.name for one in first.layers)] == [second.name, *(one.name for one in second.layers)]
+    assert first.layers[0].name != "dense"

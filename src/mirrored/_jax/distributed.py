@@ -121,7 +121,24 @@ def is_elastic() -> bool:
     return _Waits.check is not None
 
 
+_notes: list[Callable[[], object]] = []
 _resets: list[Callable[[], object]] = []
+
+
+def before_first_job(note: Callable[[], object]) -> Callable[[], object]:
+    """Registers a function that records a module's state before this process joins its first elastic job epoch.
+
+    It can be used as a decorator. A function registered with `on_leave` restores that state, so that a process that
+    continues calls the training function in the same state as a new process.
+    """
+    _notes.append(note)
+    return note
+
+
+def begin_jobs() -> None:
+    """Calls all functions that were registered with `before_first_job`."""
+    for note in _notes:
+        note()
 
 
 def on_leave(reset: Callable[[], object]) -> Callable[[], object]:

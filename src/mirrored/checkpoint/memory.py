@@ -26,6 +26,7 @@ from mirrored.checkpoint.matching import COUNTER
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.saved import Saved
 from mirrored.collectives.stacked import whole_stacked
+from mirrored.data.global_seed import counts, restore_counts
 from mirrored.variables import Variable
 from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn
 
@@ -63,6 +64,23 @@ def keep_in_snapshots(name: str, state: ProcessState) -> None:
         state: The state.
     """
     _process_states[name] = state
+
+
+class _DatasetSeeds:
+    """The global seed of datasets, and how many seeds were drawn from it: datasets that are made later draw others."""
+
+    def describe(self) -> list[int | None]:
+        return list(counts())
+
+    def variables(self) -> list[Variable]:
+        return []
+
+    def restore(self, described: Any, values: list[np.ndarray]) -> None:
+        seed, drawn, functions = described
+        restore_counts((seed, drawn, functions))
+
+
+keep_in_snapshots("data.global_seed", _DatasetSeeds())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from mirrored._jax import distributed
+
 seed_lock: Final = threading.Lock()
 """Guards `GlobalSeed` and the numbers that pipelines derive from it."""
 
@@ -32,3 +34,30 @@ def set_global_seed(seed: int) -> None:
     with seed_lock:
         GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions = seed % 2**64, 0, 0
         GlobalSeed.resets += 1
+
+
+def counts() -> tuple[int | None, int, int]:
+    """Returns the global seed, the number of seeds drawn from it, and the number of numbered functions."""
+    with seed_lock:
+        return GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions
+
+
+def restore_counts(counts: tuple[int | None, int, int]) -> None:
+    """Restores a result of `counts`, so that the next seeds are those that were drawn after that call."""
+    with seed_lock:
+        GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions = counts
+
+
+_counts_before: Final[list[tuple[int | None, int, int]]] = []
+
+
+@distributed.before_first_job
+def _note_counts() -> None:
+    _counts_before[:] = [counts()]
+
+
+@distributed.on_leave
+def _restore_first_counts() -> None:
+    """Makes an elastic job's training function draw the same seeds in each call, as in that of a new worker."""
+    for before in _counts_before:
+        restore_counts(before)

@@ -46,6 +46,7 @@ class Worker:
     def run(self, train: Callable[[Place, Snapshots], T]) -> T:
         """Calls the training function once per membership epoch until it returns on all workers; returns its result."""
         distributed.interrupt_waits_by(self._link.check)
+        distributed.begin_jobs()
         own: dict[str, str] | None = description()
         if RESTART.read() and not self._snapshots.steps:  # with a copy, all processes restart and wait for each other
             warm_up()

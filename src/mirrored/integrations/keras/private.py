@@ -7,11 +7,12 @@ replaces are named where they are replaced; `mirrored/patches.py` lists them.
 
 from __future__ import annotations
 
+import collections
 import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mirrored._jax import distributed
 from mirrored.integrations.keras.backend import load
@@ -86,6 +87,22 @@ def _with_own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
 def _forget_global_seeds() -> None:
     """Makes Keras create a new global seed generator after the job leaves the devices of the old one."""
     _global_state.set_global_attribute("global_seed_generator", None)
+
+
+# How many layers had each automatic name (``dense``) before the training function of an elastic job was called.
+_names_before: Final[dict[str, int]] = {}
+
+
+@distributed.before_first_job
+def _note_name_counts() -> None:
+    _names_before.clear()
+    _names_before.update(_global_state.get_global_attribute("object_name_uids") or {})
+
+
+@distributed.on_leave
+def _restore_name_counts() -> None:
+    """Makes the next call of the training function name its layers as the first one did, and as a new worker does."""
+    _global_state.set_global_attribute("object_name_uids", collections.defaultdict(int, _names_before))
 
 
 def maker() -> Any:
