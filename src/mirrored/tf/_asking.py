@@ -1,4 +1,4 @@
-"""`tf.get_static_value`, `tf.inside_function` and other functions that query tensors, tracing and logging."""
+"""`tf.get_static_value`, `tf.inside_function`, `tf.get_logger` and similar query functions."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def assert_proper_iterable(values: object) -> None:
 
 
 class Algorithm(enum.Enum):
-    """TensorFlow's names of random number algorithms; accepted, but ignored.
+    """The random number algorithms that TensorFlow offers; a choice is accepted, but ignored.
 
     JAX's threefry is always used.
     """

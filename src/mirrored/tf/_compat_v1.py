@@ -163,7 +163,7 @@ _PARAMETERS: Final[dict[str, str]] = {
 
 
 def shared(names: Iterable[str]) -> list[str]:
-    """Filters names of `tf`: returns those with the same parameters and meaning in `tf.compat.v1`."""
+    """Returns the given `tf` names whose parameters and meaning are the same in `tf.compat.v1`."""
     return [one for one in names if one not in _NOT_SHARED and not one.startswith(_NOT_SHARED_SPACES)]
 
 

@@ -1,4 +1,4 @@
-"""The concrete functions of `tf.function`, with TensorFlow's descriptions of their arguments and results."""
+"""The concrete functions of `tf.function`: compiled functions that describe their signature as TensorFlow does."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Parameter(inspect.Parameter):
 
     @property
     def type_constraint(self) -> Any:
-        """The type for which the function was traced."""
+        """The type of this parameter for which the function was traced."""
         return self.annotation
 
     optional = False
@@ -204,7 +204,7 @@ class ConcreteFunction(concrete.ConcreteFunction):
         return repr(self) if self.program is None else f"ConcreteFunction {self.pretty_printed_signature()}"
 
     def __getattr__(self, name: str) -> Any:
-        """Raises an error for a missing attribute, with an alternative if it is an attribute of TensorFlow graphs."""
+        """Raises an error for a missing attribute; for attributes such as `graph`, the error names an alternative."""
         if name not in _GRAPHS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise MissingNameError(
@@ -234,7 +234,7 @@ class _Argument:
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[_Argument]:
-    """Binds arguments like TensorFlow, with a separate parameter for each element of ``*args`` and ``**kwargs``."""
+    """Binds arguments to parameters; each element of ``*args`` and ``**kwargs`` gets a parameter, as in TensorFlow."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     kinds = inspect.Parameter
@@ -292,7 +292,7 @@ def _output(leaf: Leaf, names: Iterator[str]) -> Any:
 
 
 def _common(first: Leaf, *others: Leaf) -> Any:
-    """Merges descriptions of a result from several traces; the shape is unknown if the numbers of dimensions differ."""
+    """Merges a result's abstract values from several traces; the shape becomes unknown if the ranks differ."""
     if not isinstance(first, jax.ShapeDtypeStruct):
         return first
     same = all(len(one.shape) == len(first.shape) for one in others)
@@ -304,7 +304,7 @@ def _is_spec(leaf: object) -> bool:
 
 
 def _map_specs(function: Callable[[TensorSpec], Any], structure: PyTree) -> Any:
-    """Applies a function to each `tf.TensorSpec` in a structure, including the components of per-replica values."""
+    """Applies a function to each `tf.TensorSpec` in a structure, including each replica's spec in per-replica specs."""
 
     def mapped(leaf: Leaf) -> Any:
         if isinstance(leaf, PerReplicaSpec):
@@ -315,7 +315,7 @@ def _map_specs(function: Callable[[TensorSpec], Any], structure: PyTree) -> Any:
 
 
 def _specs(structure: PyTree) -> list[TensorSpec]:
-    """Returns a list of all `tf.TensorSpec` objects in a structure, including the components of per-replica values."""
+    """Returns a list of all `tf.TensorSpec` objects in a structure; a per-replica spec contains one per replica."""
     found: list[TensorSpec] = []
     _map_specs(found.append, structure)
     return found
@@ -342,7 +342,7 @@ class _Type:
 
 
 def _typed(value: PyTree) -> Any:
-    """Returns the type of an argument or result: a spec, or an object whose `repr` is that of TensorFlow's type."""
+    """Returns the type of an argument or result: a spec unchanged, or an object that prints like TensorFlow's type."""
     if _is_spec(value):
         return value
     if isinstance(value, Mapping):

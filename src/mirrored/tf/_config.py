@@ -142,7 +142,7 @@ def set_visible_devices(
 
 
 def _hide_all(kind: str) -> bool:
-    """Hides all real or virtual GPUs from JAX; returns False for other devices, or if JAX has started."""
+    """Hides all GPUs from JAX; does nothing and returns False if `kind` is not "GPU" or JAX has already started."""
     if kind != "GPU" or has_devices():
         return False
     if settings.virtual_kind() == kind:
@@ -153,7 +153,7 @@ def _hide_all(kind: str) -> bool:
 
 
 def _show_only(kind: str, kept: list[PhysicalDevice], existing: list[PhysicalDevice]) -> None:
-    """Limits the default devices of strategies to the given accelerators, when JAX has already started."""
+    """Limits strategies' default devices to the first `len(kept)` accelerators; a running JAX cannot hide devices."""
     if not kept or kept != existing[: len(kept)]:
         raise ContextError(
             "tf.config.set_visible_devices",

@@ -132,7 +132,7 @@ class DType:
         return self.as_numpy_dtype(info.min), self.as_numpy_dtype(info.max)
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether `other` is the same type in TensorFlow, NumPy or JAX, or the name of this type."""
+        """Returns whether `other`, a TensorFlow, NumPy or JAX dtype or a dtype name, denotes this type."""
         if isinstance(other, DType):
             return self._name == other._name
         if other is None:

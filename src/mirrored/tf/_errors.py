@@ -44,13 +44,13 @@ class OpError(MirroredError):
 
     @classmethod
     def of(cls, called: str, *, found: str, rule: str, remedy: str) -> Self:
-        """Creates an error whose message states the called function, what was found, the rule and the remedy."""
+        """Creates an error whose message states the called function, the problem, the violated rule and a remedy."""
         error = cls(None, None, f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}")
         error.called, error.found, error.rule, error.remedy = called, found, rule, remedy
         return error
 
     def __str__(self) -> str:
-        """Returns the message alone (builtin bases such as OSError would add their own fields)."""
+        """Returns the error message, without the fields that builtin base classes such as OSError would add."""
         return self.message
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -75,7 +75,7 @@ class InvalidArgumentError(OpError, ValueError):
 
 
 class ShapesError(InvalidArgumentError, ArgumentError):
-    """Error for a per-replica value whose components have incompatible shapes.
+    """Error for a per-replica value whose shapes on different replicas are incompatible.
 
     It is both TensorFlow's `InvalidArgumentError` and mirrored's `ArgumentError`.
     """

@@ -20,7 +20,7 @@ def omits_host_call(called: str) -> bool:
 
 @contextlib.contextmanager
 def without_host_calls(omitted: set[str]) -> Iterator[None]:
-    """Context manager that omits host callbacks, such as `tf.print`, while tracing; adds their names to `omitted`."""
+    """A context manager that omits host callbacks, such as `tf.print`, from traces; adds their names to `omitted`."""
     token = _omitted.set(omitted)
     try:
         yield

@@ -191,17 +191,17 @@ def map_fn(fn: Callable[..., Any], elems: Any, name: str | None = None, dtype: A
 
 
 def foldl(fn: Callable[..., Any], elems: Any, initializer: Any = None, name: str | None = None) -> Any:
-    """Reduces a tensor along its first axis, from the first element to the last."""
+    """Reduces a tensor along its first axis with a function, from the first element to the last."""
     return _tf.foldl(fn, elems, initializer)
 
 
 def foldr(fn: Callable[..., Any], elems: Any, initializer: Any = None, name: str | None = None) -> Any:
-    """Reduces a tensor along its first axis, from the last element to the first."""
+    """Reduces a tensor along its first axis with a function, from the last element to the first."""
     return _tf.foldr(fn, elems, initializer)
 
 
 def switch(condition: Any, then_expression: Any, else_expression: Any) -> Any:
-    """Selects between two tensors or function results: one of them for a scalar condition, elementwise for a tensor."""
+    """Selects between two values, or the results of functions: elementwise unless the condition is a scalar."""
     condition = as_tensor(condition).astype(jnp.bool_)
     then, other = (one if callable(one) else lambda one=one: one for one in (then_expression, else_expression))
     if not condition.ndim:

@@ -1,4 +1,4 @@
-"""`tf.autograph.experimental.set_loop_options`, which AutoGraph reads from the source code of a loop."""
+"""`tf.autograph.experimental.set_loop_options`, a directive that AutoGraph finds in the source code of a loop."""
 
 from __future__ import annotations
 

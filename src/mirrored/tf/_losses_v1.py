@@ -40,7 +40,7 @@ class Reduction:
 
     @classmethod
     def all(cls) -> tuple[str, ...]:
-        """Returns the values of all reductions, as a tuple of strings."""
+        """Returns the string values of all reductions, such as ``"weighted_mean"``, as a tuple."""
         return (cls.NONE, cls.SUM, cls.MEAN, cls.SUM_OVER_BATCH_SIZE, cls.SUM_BY_NONZERO_WEIGHTS)
 
 
@@ -146,7 +146,7 @@ def _loss(losses: Callable[..., jax.Array], called: str) -> Callable[..., jax.Ar
 
 
 def _in_float32(labels: Operand, predictions: Operand) -> tuple[jax.Array, jax.Array]:
-    """Converts labels and predictions to float32, as TensorFlow does for all losses but cross-entropies of logits."""
+    """Converts labels and predictions to float32, as TensorFlow does except in cross-entropies of logits."""
     return _pair(labels, as_tensor(predictions).astype(jnp.float32))
 
 

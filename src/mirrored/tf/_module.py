@@ -26,7 +26,7 @@ _scopes = _Scopes()
 
 
 class name_scope:
-    """A context manager that prefixes the names of variables created in its block, and of operations in profiles.
+    """A context manager that adds a prefix to the names of new variables, and of operations in profiles.
 
     Context: any. A scope is reentrant.
 
@@ -123,7 +123,7 @@ class Module:
         self._name_scope = name_scope(chosen)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Sets an attribute, and completes a deferred checkpoint restore of the variables in the new value."""
+        """Sets an attribute, and completes a deferred checkpoint restore of the variables in the assigned value."""
         super().__setattr__(name, value)
         state_came(value)
 
@@ -165,7 +165,7 @@ class Module:
         with_path: bool = False,
         expand_composites: bool = False,
     ) -> Iterator[Any]:
-        """Yields once each object in the attributes of this module and its submodules for which `predicate` is true."""
+        """Yields the distinct objects in attributes of this module and its submodules for which `predicate` is true."""
         del expand_composites
         walk = _walk(self, (), {id(self)}, recursive, predicate or (lambda _: True), attribute_traversal_key)
         return walk if with_path else (part for _, part in walk)

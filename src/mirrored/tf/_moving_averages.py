@@ -50,7 +50,7 @@ class ExponentialMovingAverage:
 
     @property
     def name(self) -> str:
-        """The suffix of the names of the variables that hold the averages."""
+        """The last part of the average variables' names, by default ``"ExponentialMovingAverage"``."""
         return self._name
 
     def apply(self, var_list: Sequence[Variable] | None = None) -> None:

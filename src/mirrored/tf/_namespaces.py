@@ -22,22 +22,22 @@ class Namespace(types.ModuleType):
         self._lazy: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        """Loads a name that is imported at first access; raises an error for a name that does not exist."""
+        """Imports and returns an object at the first access to its name; raises an error for an unknown name."""
         value = self._find(f"{self._path}.{name}")
         setattr(self, name, value)
         return value
 
     def __dir__(self) -> list[str]:
-        """Returns the names of the module, with those that are imported at first access."""
+        """Returns the names in the module, including the names of objects that are imported at first access."""
         return sorted({*vars(self), *self._lazy} - {"_find", "_lazy", "_path"})
 
     def __repr__(self) -> str:
-        """Returns text with the dotted path of the module, such as ``<module 'mirrored.tf.math'>``."""
+        """Returns the module's dotted path as text, such as ``<module 'mirrored.tf.math'>``."""
         return f"<module 'mirrored.tf.{self._path}'>"
 
 
 def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> Callable[[str], Any]:
-    """Returns a function that loads a dotted name at first access, and raises an error for an unknown name."""
+    """Returns a function that imports the object for a dotted name, and raises an error for an unknown name."""
 
     def find(path: str) -> Any:
         if path in lazy:

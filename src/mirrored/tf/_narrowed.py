@@ -22,7 +22,7 @@ _narrowed: Final[dict[int, weakref.ref[Any]]] = {}  # by id: arrays have weak re
 
 
 def requested_as(dtype: DTypeLike | None, array: jax.Array, source: object = None) -> jax.Array:
-    """Returns the array or a copy; if int64 was requested but the array is int32, records that request.
+    """Returns `array` or a copy of it; if `dtype` is int64 but the array is int32, records the request for int64.
 
     Args:
         dtype: The requested dtype.

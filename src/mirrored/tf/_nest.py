@@ -83,7 +83,7 @@ def _refilled(structure: PyTree, leaves: Iterator[Any], composites: bool) -> Any
 
 
 def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
-    """Creates a structure of the same type as `structure` with other items; creates a list for a mapping view."""
+    """Creates a structure with the type and keys of `structure` and new items; returns a list for a mapping view."""
     if isinstance(structure, Mapping):
         by_key = dict(zip(_keys(structure), parts, strict=True))
         in_order = {key: by_key[key] for key in structure}

@@ -1,4 +1,4 @@
-"""The functions that AutoGraph calls in place of `if` statements, conditional expressions, `and` and `or`."""
+"""The functions that AutoGraph calls in place of `if` statements, `a if cond else b`, `a and b` and `a or b`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 
 
 def _one_of(operator: str, value: Operand, second: Callable[[], Any]) -> Any:
-    """Evaluates `and` or `or` with a traced first operand, which selects the result at run time.
+    """Evaluates ``first and second`` or ``first or second`` for a traced `first`, which selects the result at run time.
 
     The second operand assigns variables only if it is selected.
     """
@@ -135,7 +135,7 @@ def _keeping(branch: Callable[[], Any], found: list[Any]) -> Callable[[], list[j
 def _traced(
     branch: Callable[[], None], before: tuple[Any, ...], get_state: GetState, set_state: SetState, nouts: int
 ) -> tuple[Block, tuple[Any, ...]]:
-    """Traces a branch; returns the traced block and the values of the Python variables after the branch."""
+    """Traces a branch; returns the traced computation and the values that Python variables have after the branch."""
     values: tuple[Any, ...] = ()
 
     def run() -> list[jax.Array]:
@@ -158,7 +158,7 @@ def _joined(
     values: Sequence[tuple[Any, ...]],
     names: Sequence[str],
 ) -> list[Any]:
-    """Merges two traced branches into a conditional; returns the resulting value of each Python variable."""
+    """Builds a conditional from two traced branches; returns the resulting value of each Python variable."""
     pairs = [
         _defined(statement, name, _read(first, second, blocks[0]), _read(second, first, blocks[1]))
         for name, first, second in zip(names, *values, strict=False)
@@ -177,7 +177,7 @@ def _joined(
 
 
 def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[Any, Any]:
-    """Returns a variable's values after both branches, with zeros for a value that one branch does not assign.
+    """Returns a variable's value at the end of each branch; an undefined value becomes zeros like the other value.
 
     A missing value becomes zeros if no later code reads it. So does a `TensorArray` of which no row was written.
     """
@@ -191,7 +191,7 @@ def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[
 
 
 def _read(value: PyTree, other: PyTree, block: Block) -> Any:
-    """Converts a variable that one branch returns to a tensor if the other branch returns a tensor.
+    """Converts a variable, the result of one branch, to a tensor if the result of the other branch is a tensor.
 
     The variable is read in the code around the branches, so a variable that the branch assigns stays unchanged.
     """
@@ -203,7 +203,7 @@ def _read(value: PyTree, other: PyTree, block: Block) -> Any:
 
 
 def _with_rows(value: PyTree, other: PyTree) -> Any:
-    """Adds zero rows, shaped like the rows of `other`, to an empty `TensorArray`; returns other objects unchanged."""
+    """Adds zero rows, shaped like those of the `TensorArray` `other`, to `value` if it is an empty `TensorArray`."""
     grow = getattr(type(value), "__grown__", None)
     if grow is None or type(value) is not type(other) or jax.tree.leaves(value):
         return value
@@ -223,7 +223,7 @@ class _Joint:
         self._dtypes = [self._common(one, two) for one, two in zip(*(p.leaves for p in self._parts), strict=True)]
 
     def _common(self, one: Leaf, two: Leaf) -> Any:
-        """Returns the common dtype of a leaf that differs between two branches; None if both leaves are the same."""
+        """Returns the common dtype of one leaf's values in two branches; None if the values are the same."""
         if is_same(one, two):
             return None
         if not (is_tensor(one) and is_tensor(two)):
@@ -235,7 +235,7 @@ class _Joint:
         return common_dtype(one, two)
 
     def given(self, number: int, tensors: Sequence[Any]) -> list[Any]:
-        """Returns the outputs of one branch: its values of the pytree leaves that differ between the branches.
+        """Returns one branch's values of those pytree leaves that differ between the two branches.
 
         Args:
             number: Index of the branch.

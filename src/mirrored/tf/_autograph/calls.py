@@ -45,7 +45,7 @@ _converted: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictiona
 
 
 class _Transpiling:
-    """Holds the function that converts Python functions; the transpiler module sets it, to avoid an import cycle."""
+    """Holds AutoGraph's conversion function, which the transpiler sets, because an import would be cyclic."""
 
     transpile: Callable[[Any], Any]
 
@@ -132,7 +132,7 @@ def converted_call(
 
 
 def _library_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a function without converting it; first converts functions among the arguments of a `mirrored` function."""
+    """Calls a function unconverted; if the function is part of `mirrored`, converts functions in its arguments."""
     module = getattr(function, "__module__", None) or type(function).__module__
     if module.partition(".")[0] == "mirrored":
         args = tuple(map(converted, args))

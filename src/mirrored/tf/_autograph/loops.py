@@ -71,7 +71,7 @@ def while_stmt(
 def _while_in_program(
     condition: Operand, test: Callable[[], Any], body: Callable[[], None], state: _Names, limit: int | None
 ) -> None:
-    """Traces a `while` loop into the compiled program; `condition` is the value before the first iteration."""
+    """Traces a `while` loop into the compiled program; `condition` is the loop condition before the first iteration."""
     try:
         state.loop(body, test, limit=limit, first=condition)
     except GrowingArrayError as error:
@@ -308,14 +308,14 @@ class _Attempt:
             return Loop.traced(start, step, None if test is None else holds, row)
 
     def _results(self) -> list[Any]:
-        """Returns the tensors among the loop variables after an iteration, in the order of the initial tensors."""
+        """Returns the tensors that the loop variables contain after one iteration of the traced body."""
         after = Parts.of(self._after)
         if after.treedef != self.parts.treedef:
             return self.parts.tensors  # ignored: `settled` compares the structures, and retries or raises
         return [as_tensor(after.leaves[i]) for i in self.parts.places]
 
     def settled(self) -> tuple[Any, ...] | None:
-        """Returns initial values of the types that the loop body produces; None if the current values fit.
+        """Returns initial loop values, converted to the types that the body produces; None if the types already agree.
 
         Raises:
             InvalidArgumentError: No initial values fit.
@@ -354,6 +354,6 @@ class _Attempt:
 
 
 def _grown(before: PyTree, after: PyTree) -> Any:
-    """Returns a `tf.TensorArray` with preallocated rows, which a compiled loop can carry; None for other values."""
+    """Returns `before` with preallocated rows if it is a `tf.TensorArray`, as compiled loops require; else None."""
     grow = getattr(type(before), "__grown__", None)
     return None if grow is None or type(after) is not type(before) else grow(before, after)

@@ -1,4 +1,4 @@
-"""Python's `range` for traced bounds, which are known only at run time."""
+"""A replacement of Python's `range` for traced bounds, which are known only at run time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TracedRange:
         raise self._error
 
     def __getattr__(self, name: str) -> Any:
-        """Raises an error for any other attribute, because a range with traced bounds is not a tensor."""
+        """Raises an error for attributes of tensors, such as `shape`: a range with traced bounds is not a tensor."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise self._error

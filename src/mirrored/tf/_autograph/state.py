@@ -1,4 +1,4 @@
-"""Helpers for the Python variables that are assigned in an `if` statement or loop that AutoGraph converts."""
+"""AutoGraph's helpers for the Python variables that an `if` statement or a loop assigns."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_number(leaf: object) -> bool:
 
 
 def common_dtype(one: Leaf, two: Leaf) -> Any:
-    """Returns the common dtype of a variable's values (tensors or Python numbers) on two control-flow paths.
+    """Returns the common dtype of the values, tensors or Python numbers, that a variable has on two control-flow paths.
 
     A number takes the dtype of the tensor. Otherwise it is an int32 or float32, also in JAX's 64-bit mode.
     """
@@ -56,7 +56,7 @@ def common_dtype(one: Leaf, two: Leaf) -> Any:
 
 
 def is_tensor(leaf: object) -> bool:
-    """Returns whether AutoGraph treats a pytree leaf as a tensor: a tensor, a number or a numeric NumPy array."""
+    """Returns whether AutoGraph treats a pytree leaf as a tensor; numbers and numeric NumPy arrays are included."""
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(leaf, StaticTensor):
         return leaf.dtype.kind in "biufcV"
     return isinstance(leaf, (jax.Array, StaticTensor)) or is_number(leaf)
@@ -113,7 +113,7 @@ def zeros_like(value: PyTree) -> Any:
 
 
 def is_same(first: object, second: object) -> bool:
-    """Returns whether two pytree leaves are the same object, or equal numbers, strings or None."""
+    """Returns whether two pytree leaves are the same object, equal numbers of one type, or equal strings."""
     if first is second:
         return True
     plain = (bool, int, float, complex, str, bytes, type(None))

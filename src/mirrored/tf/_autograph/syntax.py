@@ -48,7 +48,7 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 class OuterNames(ast.NodeTransformer):
-    """Mentions a function's nonlocal and global names at its end, so that AutoGraph keeps assignments to these names.
+    """Adds an unused lambda with a function's nonlocal and global names, so that AutoGraph keeps assignments to them.
 
     Otherwise the passes take such a name for a local variable that is not read after the last `if`, and drop what its
     branches assign. The expression, a lambda that is not called, reads nothing.
@@ -68,7 +68,7 @@ class OuterNames(ast.NodeTransformer):
 
 
 class ReturnAnnotations:
-    """Hides from AutoGraph's passes the return annotations that contain calls, which the passes would convert.
+    """Hides return annotations that contain calls, because AutoGraph's passes would convert these calls.
 
     The passes call in the scope of the function, which does not exist where Python evaluates the annotation.
 
@@ -121,7 +121,7 @@ class ExceptionNames:
                 one.body, one.name = [like(given, one.body[0]), *one.body], None
 
     def show(self, node: ast.AST) -> None:
-        """Restores the `as` of converted `except` clauses, and clears the user's name at the end of each block."""
+        """Restores `as` in converted `except` clauses, and makes the user's name unbound at the end of each clause."""
         for one in ast.walk(node):
             if not isinstance(one, ast.ExceptHandler) or not isinstance(one.body[0], ast.Assign):
                 continue
@@ -134,7 +134,7 @@ class ExceptionNames:
 
 
 class Plain(ast.NodeTransformer):
-    """Rewrites some statements in equivalent forms that AutoGraph's passes can process.
+    """Rewrites ``try ... else`` and annotated assignments to equivalents that AutoGraph's passes can process.
 
     The passes take the first statement of the `else` of a `try` for the `else` itself. An annotation of a local
     variable, which Python does not evaluate, becomes a syntax error where a branch is a function in which the name is
@@ -154,7 +154,7 @@ class Plain(ast.NodeTransformer):
         return like(ast.Pass() if node.value is None else ast.Assign([node.target], node.value), node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        """Visits a class body, but keeps its annotated assignments, which define fields if the class is a dataclass."""
+        """Rewrites the statements of a class body, except annotated assignments, which can define dataclass fields."""
         node.body = [one if isinstance(one, ast.AnnAssign) else self.visit(one) for one in node.body]
         return node
 

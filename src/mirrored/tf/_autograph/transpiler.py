@@ -1,4 +1,4 @@
-"""Converts Python functions for AutoGraph: replaces `if`, `while` and `for` by calls of functions.
+"""Converts Python functions for AutoGraph: replaces `if`, `while` and `for` statements by function calls.
 
 Source: diastatic-malt's `malt.impl.api.PyToPy`, whose passes are unchanged. The differences are the operators, and that
 the converted code keeps the file name and line numbers of the original, so that errors point to the user's source.
@@ -248,7 +248,7 @@ class _Breaks(ast.NodeTransformer):
         self.found = False
 
     def within(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """Returns the statements of the loop body with the assignments inserted."""
+        """Returns the statements of a loop body with the flag assignment inserted before each `break`."""
         return [part for one in statements for part in _as_list(self.visit(one))]
 
     def visit_Break(self, node: ast.Break) -> Any:
@@ -266,7 +266,7 @@ def _as_list(nodes: Any) -> list[Any]:
 
 
 def _assigned(name: str, value: bool, place: ast.stmt) -> ast.stmt:
-    """Creates an assignment statement with the source location of the statement `place`."""
+    """Creates the statement ``name = value`` with the source location of the existing statement `place`."""
     return like(ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value)), place)
 
 

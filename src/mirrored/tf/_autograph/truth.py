@@ -1,4 +1,4 @@
-"""Evaluates conditions, and `not`, in code that AutoGraph has converted."""
+"""Evaluates conditions, ``not x``, ``x == y`` and ``x != y`` in code that AutoGraph has converted."""
 
 from __future__ import annotations
 

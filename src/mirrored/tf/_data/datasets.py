@@ -77,7 +77,7 @@ class Dataset(dataset.Dataset):
     end_error: ClassVar[Callable[..., EndOfDataError]] = staticmethod(_end_error)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """Returns a new iterator whose elements contain NumPy arrays; strings are bytes, as in tensors."""
+        """Returns a new iterator whose elements contain NumPy arrays, with strings as bytes objects."""
         return self.iterator(_arrays)
 
 

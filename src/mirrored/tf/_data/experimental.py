@@ -17,7 +17,7 @@ Transformation: TypeAlias = Callable[[Dataset], Dataset]
 
 
 def _method(name: str) -> Callable[..., Transformation]:
-    """Creates the function of `tf.data.experimental` whose transformation calls the `Dataset` method `name`."""
+    """Creates a function whose result, a transformation for `Dataset.apply`, calls the `Dataset` method `name`."""
 
     def outer(*args: Any, **kwargs: Any) -> Transformation:
         return lambda dataset: getattr(dataset, name)(*args, **kwargs)
@@ -72,7 +72,7 @@ def parallel_interleave(
     buffer_output_elements: int | None = None,
     prefetch_input_elements: int | None = None,
 ) -> Transformation:
-    """Returns a transformation for `Dataset.apply` that interleaves datasets, always in the same order."""
+    """Returns a transformation for `Dataset.apply` that interleaves datasets in a deterministic order."""
     del sloppy, buffer_output_elements, prefetch_input_elements
     return lambda dataset: dataset.interleave(map_func, cycle_length, block_length)
 

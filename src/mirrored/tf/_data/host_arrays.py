@@ -165,7 +165,7 @@ def _is_short(value: object) -> bool:
 
 
 def _truths(compared: Any) -> Any:
-    """Converts a comparison result to booleans if NumPy returned it as an object array, as for strings."""
+    """Converts an object array, NumPy's result of comparing strings, to booleans; returns other results unchanged."""
     return compared.astype(bool) if isinstance(compared, np.ndarray) and compared.dtype.hasobject else compared
 
 
@@ -189,7 +189,7 @@ def on_host(value: object) -> Any:
 
 
 def strings_as_bytes(value: Any) -> Any:
-    """Converts NumPy scalars and arrays of strings to bytes, as in `tf.string`; returns other values unchanged."""
+    """Converts a NumPy string, or an array of strings, to bytes, as in `tf.string`; returns other values unchanged."""
     if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "SUT":
         return value
     texts = as_bytes_array(np.asarray(value))
@@ -233,7 +233,7 @@ def in_64_bits() -> AbstractContextManager[Any]:
 
 
 def initial_state(value: PyTree) -> Any:
-    """Converts int32 tensors that were requested as int64 to int64 arrays, in the initial state of `Dataset.reduce`."""
+    """Converts the initial state of `Dataset.reduce`: int32 tensors requested as int64 become int64 arrays."""
     return tree_map(lambda leaf: np.asarray(leaf, np.int64) if is_narrowed(leaf) else leaf, value)
 
 

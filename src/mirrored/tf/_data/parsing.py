@@ -294,7 +294,7 @@ def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None
 
 
 def _numbers(values: list[Any], dtype: _dtypes.DType) -> list[Any]:
-    """Decodes the values of a `TensorProto` field: 16-bit floats are stored as bits, complex numbers as two floats."""
+    """Decodes numbers from a `TensorProto`, which stores 16-bit floats as integers and complex numbers as pairs."""
     if dtype.is_complex:
         return [complex(*parts) for parts in zip(values[::2], values[1::2], strict=True)]
     return list(np.array(values, np.uint16).view(dtype.dtype)) if _TYPED[dtype.name] == "half_val" else values

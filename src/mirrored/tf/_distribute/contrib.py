@@ -60,7 +60,7 @@ class MirroredStrategy(_MirroredStrategy):
         )
 
     def make_dataset_iterator(self, dataset: object) -> InputIterator:
-        """Returns an iterator over a batched dataset; each step takes one batch for every replica.
+        """Returns an iterator over a batched dataset; in each step, every replica receives one batch.
 
         Context: cross-replica.
         """

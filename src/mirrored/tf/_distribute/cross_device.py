@@ -80,7 +80,7 @@ class Direct(core.CrossDeviceOps):
         return [self.reduce(reduce_op, value, place, options) for value, place in value_destination_pairs]
 
     def broadcast(self, tensor: PyTree, destinations: Destinations) -> Any:
-        """Mirrors a value on the replicas of `destinations`; returns the value unchanged for a device name.
+        """Returns a value, mirrored on all replicas of `destinations`; unchanged if `destinations` is a device name.
 
         Raises:
             ArgumentError: There are no destinations.
@@ -123,17 +123,17 @@ def _check_destinations(destinations: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class NcclAllReduce(Direct, core.NcclAllReduce):
-    """`mirrored.collectives.NcclAllReduce`; adds TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
+    """`mirrored.collectives.NcclAllReduce` with TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalCopyAllReduce(Direct, core.HierarchicalCopyAllReduce):
-    """`mirrored.collectives.HierarchicalCopyAllReduce`; adds TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
+    """`mirrored.collectives.HierarchicalCopyAllReduce` with TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReductionToOneDevice(Direct, core.ReductionToOneDevice):
-    """`mirrored.collectives.ReductionToOneDevice`; adds TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
+    """`mirrored.collectives.ReductionToOneDevice` with TensorFlow's `reduce`, `batch_reduce` and `broadcast`."""
 
 
 NAMES: dict[str, Any] = {

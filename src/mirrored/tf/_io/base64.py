@@ -16,13 +16,13 @@ _FORM: Final = re.compile(rb"(?:[\w-]{4})*(?:[\w-]{2}(?:==)?|[\w-]{3}=?)?", re.A
 
 
 def encode_base64(input: Texts, pad: bool = False, name: str | None = None) -> Any:
-    """Encodes strings in base64 with ``-`` and ``_``, which may be part of URLs; `pad` adds ``=`` at the end."""
+    """Encodes strings in URL-safe base64, with ``-`` and ``_``; appends ``=`` as padding only if `pad` is True."""
     del name
     return _mapped(input, lambda one: base64.urlsafe_b64encode(one).rstrip(b"" if pad else b"="))
 
 
 def decode_base64(input: Texts, name: str | None = None) -> Any:
-    """Decodes strings in base64 with ``-`` and ``_``, with or without ``=`` at the end.
+    """Decodes strings in URL-safe base64, with ``-`` and ``_``; the padding with ``=`` is optional.
 
     Raises:
         InvalidArgumentError: A string is not in that form.

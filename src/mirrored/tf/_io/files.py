@@ -1,4 +1,4 @@
-"""`tf.io`: reads and writes files, TFRecord files, CSV lines and images, in host memory."""
+"""`tf.io` on the host: reads and writes files, TFRecord files and images, and parses CSV lines."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def decode_csv(
 
 
 def _default(given: object) -> Any:
-    """Converts the default value of a CSV column to a NumPy array, unless it is a Python value or a `DType`."""
+    """Returns the default value of a CSV column, with tensors converted to NumPy arrays."""
     kept = isinstance(given, str | bytes | int | float | list | tuple | _dtypes.DType)
     return given if kept else np.asarray(given)
 

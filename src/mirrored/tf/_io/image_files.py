@@ -1,4 +1,4 @@
-"""`tf.io` and `tf.image`: the shape of JPEG files, crops of them, and the frames of GIF files."""
+"""Functions of `tf.io` and `tf.image` that read the shape of JPEG files, crop JPEG files and decode GIF frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts images that Pillow has decoded to arrays of pixels, and writes the 16-bit PNG files that Pillow cannot."""
+"""Converts Pillow images to arrays of pixels, and encodes PNG images with 16 bits per channel."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _bits_of_png(contents: bytes) -> int | None:
 
 
 def _gray_of_16_bits(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
-    """Returns the pixels of a 16-bit gray image without Pillow's conversion, which clips to 8 bits."""
+    """Returns the 16-bit pixels of a gray Pillow image; avoids Pillow's own conversion, which clips to 8 bits."""
     pixels = np.asarray(image).astype(np.uint16)[..., None]
     if (channels or 1) == 1:
         return pixels
@@ -76,7 +76,7 @@ def _gray_of_16_bits(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
 
 
 def in_mode(image: Any, channels: int | None) -> np.ndarray[Any, Any]:
-    """Converts an 8-bit image to a pixel array with `channels` channels; None or 0 keeps the number of channels."""
+    """Converts an 8-bit Pillow image to pixels with `channels` channels; None or 0 keeps the number of channels."""
     own = {"L": 1, "1": 1, "LA": 2, "RGBA": 4}.get(image.mode, 3)
     if image.mode == "P" and image.format == "PNG" and "transparency" in image.info:
         own = 4

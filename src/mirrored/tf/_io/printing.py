@@ -104,7 +104,7 @@ def print_(
 
 
 def _as_it_is_now(leaf: Any) -> Any:
-    """Copies a NumPy array, so that compiled code prints the current elements; returns other values unchanged."""
+    """Copies a NumPy array, so that later writes do not change what is printed; returns other values unchanged."""
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 

@@ -45,7 +45,7 @@ _defaults = _Defaults()
 
 
 def _carried() -> Callable[[], None]:
-    """Captures the calling thread's writers, step and `record_if` condition; returns a function that sets them."""
+    """Captures summary writers, step and `record_if` condition; returns a function that sets them in another thread."""
     here = dict(vars(_defaults))
     return lambda: vars(_defaults).update(here)
 
@@ -303,7 +303,7 @@ def _unwritable(dtype: np.dtype[Any]) -> ArgumentError:
 
 
 def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, int]:
-    """Returns the tensorboardX writer and the step for a summary value; the writer is None if nothing is written."""
+    """Returns the tensorboardX writer and the step for a summary value; the writer is None if the value is skipped."""
     writer = _defaults.writers[-1] if _defaults.writers else None
     replica = ambient().replica
     if writer is None or not should_record_summaries():

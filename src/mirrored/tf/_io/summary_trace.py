@@ -20,7 +20,7 @@ _trace: Final = _Trace()
 
 
 def trace_on(graph: bool = True, profiler: bool = False, profiler_outdir: str | os.PathLike[str] | None = None) -> None:
-    """Starts a summary trace, with a profiler trace if `profiler` is True; has no effect if a summary trace is active.
+    """Starts a summary trace, and a profiler trace if `profiler` is True; does nothing if a summary trace is active.
 
     Context: any, outside compiled functions.
 
