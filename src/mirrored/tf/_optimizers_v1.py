@@ -282,7 +282,7 @@ def _scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.Gradient
 
 
 def get_or_create_global_step(graph: object = None) -> Variable:
-    """Returns the variable that counts the steps of the program; creates the variable at the first call.
+    """Returns the program's global step, a variable that counts training steps; creates it in the first call.
 
     TensorFlow: `tf.compat.v1.train.get_or_create_global_step`.
     """
@@ -295,7 +295,7 @@ def get_or_create_global_step(graph: object = None) -> Variable:
 
 
 def get_global_step(graph: object = None) -> Variable | None:
-    """Returns the variable that counts the steps; None if `get_or_create_global_step` was not called."""
+    """Returns the variable that counts training steps; None if `get_or_create_global_step` was not called."""
     del graph
     return _steps[0] if _steps else None
 

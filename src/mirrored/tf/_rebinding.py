@@ -1,4 +1,4 @@
-"""Makes in-place operators (such as ``+=``) of NumPy arrays that act as tensors create new arrays."""
+"""Makes ``x += y`` create a new array if x is a NumPy array that acts as a tensor, as for a `jax.Array`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class StaticTensor(Rebinding, np.ndarray[Any, np.dtype[Any]]):
     """
 
     def __array_wrap__(self, array: HostArray, context: object = None, return_scalar: bool = False) -> Any:
-        """Keeps results of NumPy functions static if they are still integers."""
+        """Converts the result of a NumPy function to a `StaticTensor` if it contains integers or booleans."""
         return static_tensor(array) if array.dtype.kind in "iub" else array
 
     def __getitem__(self, key: Any) -> Any:

@@ -284,7 +284,7 @@ _CONVERT: Final[dict[str, Callable[[Any, str, str], Any]]] = {
 
 
 def _conversions(parameters: Sequence[_Parameter]) -> list[tuple[int, str, Callable[[Any, str, str], Any], bool]]:
-    """Returns (index, name, conversion, whether None stays None) for each parameter that is converted."""
+    """Returns a tuple for each parameter that is converted: (index, name, conversion, whether None stays None)."""
     return [
         (place, one.name, _CONVERT[kind], kind != one.kind or kind in ("Axes", "option"))
         for place, one in enumerate(parameters)

@@ -149,7 +149,7 @@ def operands(values: Sequence[Any]) -> list[Any]:
 
 
 def without_cutting(called: str, argument: str, value: Operand, dtype: DTypeLike) -> jax.Array:
-    """Converts a value that goes into a tensor of `dtype`; raises an error for floats if `dtype` is an integer dtype.
+    """Converts a value to insert into a tensor of `dtype`; raises an error for floats if `dtype` is an integer dtype.
 
     JAX would truncate the floats. Python numbers and lists get `dtype`; tensors keep their own. A NumPy scalar without
     a fraction counts as an integer.
@@ -236,7 +236,7 @@ def _texts(value: Any, shape: StaticInts | None = None) -> Any:
 
 
 def _in_replica(tensor: jax.Array) -> jax.Array:
-    """Copies a tensor in compiled replica code, so that `strategy.run` does not return it as one shared value."""
+    """Copies a constant in compiled replica code, so that `strategy.run` returns a separate value per replica."""
     if isinstance(tensor, Tracer) or ambient().replica is None or is_eager():
         return tensor
     return jnp.copy(tensor)
@@ -282,12 +282,12 @@ def is_tensor(x: object) -> bool:
 
 
 def _array_numpy(self: jax.Array) -> Any:
-    """Returns the value as a NumPy array with its own memory, or a NumPy scalar for a scalar."""
+    """Copies the array's value to a NumPy array; a scalar becomes a NumPy scalar."""
     return np.array(self)[()]
 
 
 def _tracer_numpy(self: Any) -> Any:
-    """Returns the value of a concrete tracer, as under an eager tape, as a NumPy array; raises an error for others."""
+    """Returns a tracer's value as a NumPy array under an eager gradient tape; raises an error in compiled code."""
     try:
         return np.array(np.asarray(self))[()]
     except jax.errors.TracerArrayConversionError:

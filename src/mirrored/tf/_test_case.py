@@ -327,7 +327,7 @@ class _Captured:
     text = ""
 
     def contents(self) -> str:
-        """Returns what was written to the stream in the block."""
+        """Returns the text that was written to the stream."""
         return self.text
 
 
@@ -387,5 +387,5 @@ def _require_equal(one: object, other: object, msg: str | None) -> None:
 
 
 def main(*args: Any, **kwargs: Any) -> None:
-    """Runs the tests of the program, as `absl.testing.absltest.main`."""
+    """Runs all tests of the program by calling `absl.testing.absltest.main`."""
     absltest.main(*args, **kwargs)

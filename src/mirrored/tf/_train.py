@@ -125,7 +125,7 @@ class Checkpoint(checkpoints.Checkpoint):
     def restore(
         self, save_path: PathLike | None, options: CheckpointOptions | None = None
     ) -> checkpoints.RestoreStatus:
-        """Restores variables and other state from a checkpoint; assigns each value to the state of the same name.
+        """Restores variables and other state from a checkpoint; matches saved and current objects by name.
 
         Raises:
             NotFoundError: There is no such checkpoint.

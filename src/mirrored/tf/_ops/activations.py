@@ -63,7 +63,7 @@ def leaky_relu(features: jax.Array, alpha: Operand = 0.2) -> jax.Array:
 
 
 def _like_features(parameter: Operand, features: jax.Array) -> jax.Array:
-    """Converts an activation parameter to a tensor, with the dtype of the features unless those are integers."""
+    """Converts an activation function's parameter to a tensor, in the dtype of `features` if they are floats."""
     dtype = features.dtype if jnp.issubdtype(features.dtype, jnp.inexact) else None
     tensor = as_tensor(parameter, dtype)
     return tensor if dtype is None else tensor.astype(dtype)
@@ -126,7 +126,7 @@ def _in_32_bits(x: jax.Array) -> jax.Array:
 
 
 def _like(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Converts a mean and a variance to the dtype of `x`, or to the dtype of the mean if `x` contains integers."""
+    """Converts a mean and a variance to the dtype of `x`; if `x` is an integer tensor, to the dtype of the mean."""
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else mean.dtype
     return mean.astype(dtype), variance.astype(dtype)
 
@@ -179,7 +179,7 @@ def local_response_normalization(
 
 @op("nn.embedding_lookup")
 def embedding_lookup(params: Operand, ids: jax.Array, max_norm: Operand = None) -> jax.Array:
-    """Looks up the embedding vectors with the indices `ids` in a table; limits their norm to `max_norm`.
+    """Returns the rows `ids` of an embedding table, scaled down to an L2 norm of at most `max_norm` if that is given.
 
     A list of tables contains consecutive parts of one table, of which the first ones may have one row more.
     """

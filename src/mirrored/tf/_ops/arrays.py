@@ -237,7 +237,7 @@ def reshape(tensor: jax.Array, shape: Ints) -> jax.Array:
 
 
 def _with_missing(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
-    """Computes the dimension -1 for reshaping an empty tensor: ``(0, 2, 3)`` to ``(0, -1)`` gives ``(0, 6)``."""
+    """Replaces -1 in the new shape of an empty tensor: reshaping ``(0, 2, 3)`` to ``(0, -1)`` gives ``(0, 6)``."""
     given = math.prod(size for size in new if size > 0)
     return tuple(math.prod(filter(None, old)) // given if size == -1 else size for size in new)
 
@@ -250,7 +250,7 @@ def transpose(a: jax.Array, perm: Ints | None = None, conjugate: bool = False) -
 
 @op("squeeze", on_host=True)
 def squeeze(input: jax.Array, axis: Axes = None) -> jax.Array:
-    """Removes dimensions of size 1 from a tensor: those in `axis`, by default all."""
+    """Removes dimensions of size 1 from a tensor: all of them, or only those in `axis`."""
     return jnp.squeeze(input, None if axis == () else axis)
 
 
@@ -349,7 +349,7 @@ def repeat(input: jax.Array, repeats: Ints, axis: Int | None = None) -> jax.Arra
 def pad(
     tensor: jax.Array, paddings: Iterable[StaticInts], mode: str = "CONSTANT", constant_values: Operand = 0
 ) -> jax.Array:
-    """Pads a tensor with zeros or reflected elements before and after each dimension.
+    """Pads a tensor with a constant or with reflected elements before and after each dimension.
 
     Dimension i gets ``paddings[i] = (before, after)`` elements; modes are CONSTANT, REFLECT and SYMMETRIC.
 
@@ -371,7 +371,7 @@ def pad(
 
 
 def _filling(value: Operand, tensor: jax.Array) -> Any:
-    """Returns the constant for `tf.pad`; raises an error if the dtype of the tensor cannot represent the constant."""
+    """Returns the padding value for `tf.pad`; raises an error if the tensor's dtype cannot represent the value."""
     if isinstance(value, (int, float)) and value == 0:
         return value
     return without_cutting("tf.pad", "constant_values", value, tensor.dtype)

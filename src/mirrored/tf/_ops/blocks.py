@@ -30,7 +30,7 @@ Key = tuple[int, int | None]
 
 @dataclasses.dataclass(frozen=True)
 class _Entry(Bookkeeping):
-    """A variable whose value at the start of a branch or loop body is an input of the traced program."""
+    """An input of a traced branch or loop body: the value of one variable at the start of the body."""
 
     key: Key
     variable: Any
@@ -120,7 +120,7 @@ class BlockStore(VariableStore):
         return restore
 
     def entered(self, key: Key, value: jax.Array, before: jax.Array) -> Any:
-        """Returns a loop-carried variable's value; under a tape, its gradient flows to the value `before` the loop."""
+        """Returns a variable's value in a loop; under a tape, its gradient flows to the value `before` the loop."""
         self.outermost().rereads = True
         return of_variable(self.staged[key].variable, value, lambda _: before) if self.under_tape else value
 
@@ -131,7 +131,7 @@ class BlockStore(VariableStore):
         return announce_read(variable, value)
 
     def commit(self, key: Key, value: jax.Array) -> None:
-        """Assigns to a variable the value that it has after the branch or loop."""
+        """Assigns the final value of a branch or loop to a variable of the surrounding code."""
         variable, where = self.staged[key].variable, self._where[key]
         if key[1] is None:
             self.outer.set_whole(variable, value, where)
@@ -164,7 +164,7 @@ class Block:
         return [] if self.store is None else list(self.store.staged)
 
     def __call__(self, inputs: Sequence[Any], entries: Mapping[Key, Any]) -> tuple[list[Any], dict[Key, Any]]:
-        """Evaluates the branch or loop body for given inputs and variables; returns results and assigned values."""
+        """Evaluates the branch or loop body; returns its results, and the values that it assigns to variables."""
         outs = self.staged([_entered(one, entries) for one in self.staged.constants], inputs)
         return outs[: self.count], dict(zip(self.assigned, outs[self.count :], strict=True))
 
@@ -218,7 +218,7 @@ def outer_values(blocks: Iterable[Block]) -> dict[Key, Any]:
 
 
 def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) -> None:
-    """Assigns to variables the values that a traced branch or loop has computed for them."""
+    """Stores the final values of a traced branch or loop in the variables that it assigns."""
     for key, value in zip(keys, values, strict=True):
         block = next(one for one in blocks if key in one.assigned)
         assert block.store is not None
@@ -228,7 +228,7 @@ def commit(blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any]) 
 def carried_over(
     blocks: Sequence[Block], keys: Sequence[Key], values: Sequence[Any], entries: Mapping[Key, Any]
 ) -> dict[Key, Any]:
-    """Returns all variables' values at the start of a loop iteration, given those that the previous iteration assigned.
+    """Returns the values of all variables in a loop iteration; those that the loop does not assign stay unchanged.
 
     Args:
         blocks: The body of the loop, and its condition if that assigns variables.

@@ -224,7 +224,7 @@ def _unrolled(
     limit: int | None,
     refused: GrowingArrayError,
 ) -> Any:
-    """Traces each iteration of a loop separately; raises `refused` if a condition is not known while tracing."""
+    """Traces each loop iteration separately; raises the error `refused` if a condition is not known while tracing."""
     state: Any = loop_vars
 
     def step() -> None:

@@ -22,13 +22,13 @@ _Padding: TypeAlias = str | Sequence[Sequence[SupportsInt]] | Array | HostArray
 
 
 def _layout(called: str, rank: int, data_format: str | None) -> str:
-    """Returns one letter per dimension of a convolution's input, such as "NHWC", for `rank` spatial dimensions."""
+    """Returns the dimension letters of a convolution's input with `rank` spatial dimensions, such as "NHWC"."""
     spatial = _SPATIAL[-rank:]
     return f"NC{spatial}" if channels_first(called, data_format) else f"N{spatial}C"
 
 
 def channels_first(called: str, data_format: str | None) -> bool:
-    """Returns whether a data format begins with "NC"; None means that channels come last.
+    """Returns whether a data format has its channels before the spatial dimensions, as "NCHW"; False for None.
 
     Raises:
         InvalidArgumentError: It neither begins with "NC" nor has the form "N...C".
@@ -46,7 +46,7 @@ def channels_first(called: str, data_format: str | None) -> bool:
 
 
 def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: str, argument: str) -> tuple[int, ...]:
-    """Converts 1, `rank` or `rank + 2` strides, window sizes or dilations to one per spatial dimension."""
+    """Expands 1, `rank` or `rank + 2` numbers (strides, window sizes or dilations) to one per spatial dimension."""
     numbers = static_ints(1 if value is None else value, called=called, argument=argument)
     if len(numbers) == rank + 2:
         _check_ones(numbers, layout, "NC", called=called, argument=argument)
@@ -64,7 +64,7 @@ def _per_dimension(value: StaticInts | None, rank: int, layout: str, *, called: 
 
 
 def _check_ones(numbers: Sequence[int], layout: str, letters: str, *, called: str, argument: str) -> None:
-    """Raises an error if a stride, window size or dilation is not 1 along a dimension in `letters`, such as batch."""
+    """Raises an error unless strides, window sizes or dilations are 1 in the dimensions `letters`, such as "N"."""
     if all(one == 1 for one, letter in zip(numbers, layout, strict=True) if letter in letters):
         return
     dimensions = " and ".join({"N": "batch", "C": "channels"}[one] for one in letters)
@@ -77,7 +77,7 @@ def _check_ones(numbers: Sequence[int], layout: str, letters: str, *, called: st
 
 
 def _padding(padding: _Padding, layout: str) -> str | list[tuple[int, int]]:
-    """Returns "SAME", "VALID", or the padding pairs of the spatial dimensions, without those of batch and channels."""
+    """Returns "SAME", "VALID", or one pair of paddings per spatial dimension (without batch and channels)."""
     if isinstance(padding, str):
         return padding.upper()
     return [(int(one[0]), int(one[1])) for one, letter in zip(padding, layout, strict=True) if letter in _SPATIAL]
@@ -183,7 +183,7 @@ def conv3d(
     data_format: str = "NDHWC",
     dilations: StaticInts | None = None,
 ) -> jax.Array:
-    """Computes a 3-D convolution with filters [depth, height, width, input channels, output channels]."""
+    """Computes a 3-D convolution with filters of shape [depth, height, width, input channels, output channels]."""
     return _convolve("tf.nn.conv3d", 3, input, filters, strides, padding, data_format, dilations)
 
 
@@ -248,7 +248,7 @@ def separable_conv2d(
 
 
 def _transposing(name: str, rank: int | None, default_format: str | None) -> Callable[..., jax.Array]:
-    """Registers a transposed convolution for `rank` spatial dimensions; None accepts 1, 2 or 3 dimensions."""
+    """Defines a transposed convolution with the given name for `rank` spatial dimensions; None means 1, 2 or 3."""
     called = f"tf.nn.{name}"
 
     def transpose(
@@ -344,7 +344,7 @@ def _dilated_max(
 
 
 def stacked_windows(padded: jax.Array, sizes: Sequence[int], steps: Sequence[int], holes: Sequence[int]) -> jax.Array:
-    """Returns the elements of all windows, stacked along a new first axis by position within the window."""
+    """Extracts sliding windows: entry i along a new first axis contains the i-th element of every window."""
     reach = [(size - 1) * hole + 1 for size, hole in zip(sizes, holes, strict=True)]
     counts = [max(0, (n - far) // step + 1) for n, far, step in zip(padded.shape, reach, steps, strict=True)]
     slices = [
@@ -362,7 +362,7 @@ def lowest(dtype: Any) -> Any:
 
 
 def _pooling(name: str, kind: str, rank: int | None, default_format: str | None) -> Callable[..., jax.Array]:
-    """Registers a pooling operation for `rank` spatial dimensions; None accepts 1, 2 or 3 dimensions."""
+    """Defines a pooling operation with the given name for `rank` spatial dimensions; None means 1, 2 or 3."""
     called = f"tf.nn.{name}"
 
     def pool(

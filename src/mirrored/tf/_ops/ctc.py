@@ -17,7 +17,7 @@ _UNLIKELY: Final = float(np.log(1e-307))  # TensorFlow's log-probability of a wr
 
 
 class _States(NamedTuple):
-    """Log-probabilities of the CTC alignments that end in each state, which is a label or the blank after that label.
+    """Log-probabilities of the CTC states: each label, and the blank after each label.
 
     Attributes:
         label: [batch, 1 + longest label]: after k labels, in the frames of the last of them.
@@ -82,7 +82,7 @@ def _fits(labels: jax.Array, label_length: jax.Array, logit_length: jax.Array) -
 def _of_labels_that_fit(
     scores: jax.Array, labels: jax.Array, label_length: jax.Array, logit_length: jax.Array
 ) -> jax.Array:
-    """Computes CTC losses with optax, which differ from TensorFlow's for examples with too few frames.
+    """Computes CTC losses with optax; they differ from TensorFlow's for examples with too few frames.
 
     They are faster; for such an example, optax returns about 100,000.
     """
@@ -116,7 +116,7 @@ def _of_all_labels(scores: jax.Array, labels: jax.Array, label_length: jax.Array
 
 
 def _observed(log_p: jax.Array, labels: jax.Array) -> _States:
-    """Returns the log-probability of each state's label or blank per frame, [frames, batch, 1 + longest label]."""
+    """Returns for each frame the log-probabilities of the labels and the blank, [frames, batch, 1 + longest label]."""
     classes = log_p.shape[-1]
     found = jnp.take_along_axis(log_p, jnp.clip(labels, 0, classes - 1)[None], axis=-1)
     found = jnp.where(labels == 0, jax.lax.stop_gradient(found), found)
@@ -126,13 +126,13 @@ def _observed(log_p: jax.Array, labels: jax.Array) -> _States:
 
 
 def _start(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, other: float) -> _States:
-    """Returns the log-probabilities of states before the first frame: 0 before any label, `other` elsewhere."""
+    """Returns the initial log-probabilities of the CTC states: 0 for the blank before the labels, else `other`."""
     blank = jnp.full((shape[0], shape[1] + 1), other, dtype)
     return _States(blank.at[:, 0].set(0), blank)
 
 
 def _next(old: _States, seen: _States, repeats: jax.Array, mask: jax.Array) -> _States:
-    """Advances the log-probabilities of all states by one frame; keeps those of examples that have ended."""
+    """Advances the log-probabilities of the CTC states by one frame, except for examples without further frames."""
     # A label follows the one before it only after a blank if both are equal.
     direct = jnp.concatenate([old.label[:, :1], jnp.where(repeats, _NEVER, old.label[:, 1:-1])], axis=1)
     before = jnp.pad(jnp.logaddexp(direct, old.blank[:, :-1]), [(0, 0), (1, 0)], constant_values=_NEVER)
@@ -142,7 +142,7 @@ def _next(old: _States, seen: _States, repeats: jax.Array, mask: jax.Array) -> _
 
 
 def _total(last: _States, label_length: jax.Array) -> jax.Array:
-    """Returns the log-probability of all alignments; penalizes those that do not end after the last label."""
+    """Returns each example's log-probability over all CTC alignments; penalizes those that end at a wrong label."""
     both = jnp.logaddexp(last.label, last.blank)
     wrong = jnp.arange(both.shape[1]) != label_length[:, None]
     return jax.nn.logsumexp(jnp.where(wrong, both + _UNLIKELY, both), axis=1)

@@ -66,7 +66,7 @@ def key_from_seed(seed: Operand) -> jax.Array:
 
 
 def _words_of_step(state: weakref.ref[Variable]) -> np.ndarray[Any, Any]:
-    """Draws a random key from a generator for one Keras training step; returns the key's words and a counter of 0."""
+    """Draws a random key for Keras training steps; returns ``uint32[3]``: the key and a step counter of 0."""
     stream = state()
     assert stream is not None
     return np.append(np.asarray(jax.random.key_data(advance(stream))), np.uint32(0))
@@ -271,7 +271,7 @@ class _Global:
         self._restored: dict[int, Any] = {}
 
     def state(self) -> Variable:
-        """Returns the random state variable of the current strategy, or that of code outside of `strategy.run`."""
+        """Returns the current strategy's random state variable in `strategy.run`, and the program's elsewhere."""
         replica = ambient().replica
         if replica is None:
             if self._outside is None:
@@ -295,7 +295,7 @@ class _Global:
             _assign(state, strategy, self._start(strategy))
 
     def base(self) -> int:
-        """Returns the global seed to combine with an operation's `seed`; TensorFlow's default if none is set."""
+        """Returns the global seed, which operations combine with their own; TensorFlow's default if none is set."""
         return _DEFAULT_GRAPH_SEED if self.seed is None else self.seed
 
     def leave(self) -> None:
@@ -308,7 +308,7 @@ class _Global:
     # State of the process in the snapshots of elastic jobs, see `ProcessState`.
 
     def describe(self) -> dict[str, Any]:
-        """Returns the part of the global random state that is on the host, for snapshots of elastic jobs."""
+        """Returns the global random state except its variables, as a dict for snapshots of elastic jobs."""
         steps = None if self._steps is None else self._steps.tolist()
         numbers = [number for number, _ in self._inside.values()]
         waiting = [[number, np.asarray(words).tolist()] for number, words in self._restored.items()]
@@ -321,7 +321,7 @@ class _Global:
         return inside if self._outside is None else [self._outside, *inside]
 
     def restore(self, described: dict[str, Any], values: list[np.ndarray[Any, Any]]) -> None:
-        """Restores the global random state from a snapshot, including states of strategies that have not drawn yet."""
+        """Restores the global random state from a snapshot, including states that strategies use only later."""
         self.seed, steps = described["seed"], described["steps"]
         self._steps = None if steps is None else np.array(steps, np.uint32)
         if described["outside"]:

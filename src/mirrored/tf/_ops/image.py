@@ -345,7 +345,7 @@ def stateless_random_crop(value: jax.Array, size: Ints, seed: Operand) -> jax.Ar
 
 @op("image.extract_patches")
 def extract_patches(images: jax.Array, sizes: Ints, strides: Ints, rates: Ints, padding: str) -> jax.Array:
-    """Extracts rectangular patches from images, and returns the pixels of each patch as channels of one pixel.
+    """Extracts rectangular patches from images; each output pixel contains the values of one patch as channels.
 
     The result is [n, rows, columns, height * width * channels].
     """

@@ -33,7 +33,7 @@ def crop_and_resize(
     method: str = "bilinear",
     extrapolation_value: float = 0.0,
 ) -> jax.Array:
-    """Crops boxes from images and resizes them to one size.
+    """Crops boxes from images, and resizes all crops to the given size.
 
     The result is f32[boxes, crop height, crop width, channels]. In compiled code and on GPUs, the box of an image that
     does not exist contains zeros.
@@ -96,7 +96,7 @@ def _at(image: jax.Array, rows: jax.Array, columns: jax.Array, method: str) -> j
 
 
 def _rounded(places: jax.Array) -> jax.Array:
-    """Rounds halves away from zero, like C's `roundf`."""
+    """Rounds to the nearest integer, and halves away from zero, like C's `roundf`."""
     return jnp.sign(places) * jnp.floor(jnp.abs(places) + 0.5)
 
 
@@ -208,7 +208,7 @@ def non_max_suppression_padded(
     canonicalized_coordinates: bool = False,
     tile_size: int = 512,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the indices of boxes chosen by `non_max_suppression`, padded with zeros, and the number of valid ones.
+    """Returns the indices of boxes chosen by `non_max_suppression`, padded with zeros, and the number of chosen boxes.
 
     Accepts any leading axes.
 

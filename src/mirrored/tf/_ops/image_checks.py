@@ -70,7 +70,7 @@ def require_channels(called: str, images: jax.Array, channels: int) -> None:
 
 
 def _known(value: Operand) -> Any:
-    """Returns a Python number, or the value of an eager array on a CPU; None for other arrays."""
+    """Returns the value of a Python number or of an eager array on a CPU; None for other arrays."""
     return value if isinstance(value, (int, float, np.number)) else values_now(as_tensor(value))
 
 
@@ -88,7 +88,7 @@ def require_range(called: str, lower: Operand, upper: Operand) -> None:
 
 
 def require_shift(called: str, max_delta: Operand, largest: float | None) -> None:
-    """Raises an error unless ``0 <= max_delta``, and ``max_delta <= largest`` if that is given."""
+    """Raises an error unless ``0 <= max_delta <= largest``; without an upper limit if `largest` is None."""
     found = _known(max_delta)
     if found is None or (found >= 0 and (largest is None or found <= largest)):
         return

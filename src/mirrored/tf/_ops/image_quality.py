@@ -75,7 +75,7 @@ def psnr(a: jax.Array, b: jax.Array, max_val: SupportsFloat) -> jax.Array:
 
 
 def _require_window(called: str, images: jax.Array, size: int, scales: int = 1) -> None:
-    """Raises an error unless images are as large as the filter window, even at the smallest of `scales` scales.
+    """Raises an error unless images are at least as large as the filter window at each of `scales` scales.
 
     The mean over no window would be NaN.
     """

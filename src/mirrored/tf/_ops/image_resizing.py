@@ -111,7 +111,7 @@ def _interpolated(images: jax.Array, axis: int, wanted: int) -> jax.Array:
 
 
 def _weighted(images: jax.Array, size: tuple[int, int], method: str, antialias: bool) -> jax.Array:
-    """Resizes images by multiplying height and width with matrices of interpolation weights."""
+    """Resizes images by multiplying their height and width axes by matrices of interpolation weights."""
     weights = [
         _areas(old, new) if method == "area" else _of_kernel(old, new, method, antialias)
         for old, new in zip(images.shape[-3:-1], size, strict=True)
@@ -120,7 +120,7 @@ def _weighted(images: jax.Array, size: tuple[int, int], method: str, antialias: 
 
 
 def _areas(size: int, wanted: int) -> jax.Array:
-    """Returns the weight of each input pixel (column) for each output pixel (row): its share of the output's area."""
+    """Returns the weight of each input pixel (column) for each output pixel (row): its share of that pixel's area."""
     scale, rows, pixels = size / wanted, jnp.arange(wanted)[:, None], jnp.arange(size)
     shared = jnp.minimum((rows + 1) * scale, pixels + 1) - jnp.maximum(rows * scale, pixels)
     shared = jnp.maximum(shared, 0)
@@ -140,7 +140,7 @@ def _of_kernel(size: int, wanted: int, method: str, antialias: bool) -> jax.Arra
 
 
 def _gaussian(x: jax.Array) -> jax.Array:
-    """Returns the values of a Gaussian with the standard deviation 0.5, cut off at 1.5."""
+    """Returns the values of a Gaussian with standard deviation 0.5, set to 0 at distances of 1.5 or more."""
     return jnp.where(x < 1.5, jnp.exp(-2 * x * x), 0)
 
 

@@ -92,7 +92,7 @@ def _places(where: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
 
 
 def require_indices(called: str, indices: jax.Array, limits: int | tuple[int, ...], argument: str = "indices") -> None:
-    """Raises an error if an index is known to be out of range (`mirrored.values.index_checks`).
+    """Raises an error if an index is out of range; checks only indices whose values the host already knows.
 
     Args:
         called: The operation.
@@ -274,7 +274,7 @@ def slice_(input_: jax.Array, begin: Operand, size: Ints) -> jax.Array:
 
 
 def _start(value: Operand) -> Any:
-    """Converts the start index of a slice to an int, known on every device, if it is on the host; else to a tensor."""
+    """Converts the start index of a slice to an int if its value is on the host, otherwise to a tensor."""
     if isinstance(value, (np.integer, np.ndarray)) and value.shape == () and value.dtype.kind in "iu":
         return int(value)
     return value if isinstance(value, int) else as_tensor(value)
@@ -290,7 +290,7 @@ def _known_starts(starts: Sequence[Any]) -> list[int] | None:
 
 
 def _runs_now() -> bool:
-    """Returns whether operations execute immediately, also while a tape records: the host should not wait for them."""
+    """Returns whether operations execute immediately; True also while a gradient tape records."""
     return is_eval(trace_below_tapes(current_trace()))
 
 
@@ -404,7 +404,7 @@ def unique_with_counts(x: jax.Array, out_idx: DTypeLike = "int32") -> UniqueWith
 
 @op("dynamic_partition")
 def dynamic_partition(data: jax.Array, partitions: jax.Array, num_partitions: Int) -> list[jax.Array]:
-    """Splits a tensor into `num_partitions` tensors; `partitions` says which of them gets each slice.
+    """Splits a tensor into `num_partitions` tensors; `partitions` gives for each slice the index of its new tensor.
 
     Works only in eager code.
 

@@ -105,7 +105,7 @@ class Constant(Initializer):
 
 
 def _key(seed: int | None) -> jax.Array:
-    """Returns the random key of one initializer call: a new key without a seed, else the same key for each call."""
+    """Returns a random key for one call of an initializer: the key of `seed`, or a new key if `seed` is None."""
     return next_key() if seed is None else key_of(jnp.asarray(initial_state(int(seed))[:2]))
 
 

@@ -99,7 +99,7 @@ def minimum(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def multiply_no_nan(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Computes ``x * y``, and 0 where y is 0; the derivative with respect to y stays x there if x is finite."""
+    """Computes ``x * y``, and 0 where y is 0; there, the derivative with respect to y is x, or 0 if x is not finite."""
     return _of_kind(_times_no_nan, _times, x, y)
 
 

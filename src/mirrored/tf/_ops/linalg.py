@@ -45,7 +45,7 @@ def _cholesky(x: jax.Array) -> jax.Array:
 
 
 def _log_determinant(matrix: jax.Array) -> jax.Array:
-    """Computes log-determinants of Hermitian positive definite matrices; NaN for matrices that are not."""
+    """Computes log-determinants of Hermitian positive definite matrices; returns NaN for other matrices."""
     diagonal = jnp.diagonal(_cholesky(matrix), axis1=-2, axis2=-1)
     return 2 * jnp.sum(jnp.log(jnp.real(diagonal)), axis=-1)
 
@@ -291,7 +291,7 @@ def clip_by_value(t: jax.Array, clip_value_min: jax.Array, clip_value_max: jax.A
 
 
 def _of_one_shape(called: str, t: jax.Array, clipped: jax.Array) -> jax.Array:
-    """Returns the clipped tensor; raises an error if the bounds have broadcast the tensor to a larger shape."""
+    """Returns the tensor `clipped`; raises an error if the clipping bounds broadcast `t` to a larger shape."""
     if clipped.shape == t.shape:
         return clipped
     raise InvalidArgumentError.of(
@@ -303,7 +303,7 @@ def _of_one_shape(called: str, t: jax.Array, clipped: jax.Array) -> jax.Array:
 
 
 def _bound(value: jax.Array, dtype: Any, rounded: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Converts a clipping bound to the tensor's dtype; for integers, rounds it with `rounded`, and saturates it."""
+    """Converts a clipping bound to `dtype`; for integers, rounds it with `rounded` and clips it to their range."""
     if value.dtype == dtype or not jnp.issubdtype(dtype, jnp.integer):
         return value.astype(dtype)
     if not jnp.issubdtype(value.dtype, jnp.floating):

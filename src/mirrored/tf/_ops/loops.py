@@ -157,7 +157,7 @@ class Loop:
 
 
 def _run_limited(carry: _Carry, limit: int) -> Sequence[Any]:
-    """Runs a loop with a large limit as `lax.while_loop`, because `lax.scan` would always run `limit` iterations."""
+    """Runs a loop of at most `limit` iterations as `lax.while_loop`; `lax.scan` would always run `limit` iterations."""
     most = min(limit, np.iinfo(np.int32).max)
 
     def holds(state: tuple[Any, list[Any]]) -> Any:
@@ -198,7 +198,7 @@ class _Carry:
         return list(values[: self._count]), carried_over(blocks, self._keys, values[self._count :], self._entries)
 
     def _tested(self, values: list[Any], known: Operand | None = None) -> list[Any]:
-        """If the condition assigns variables, prepends its result to the carry, and updates those variables."""
+        """Evaluates a loop condition that assigns variables; returns the carry with its result in front."""
         if self._test is None:
             return values
         if known is not None:

@@ -36,7 +36,7 @@ def _stacked(rows: Sequence[Any]) -> Any:
 
 
 def _length(called: str, elems: PyTree) -> Any:
-    """Returns the number of rows of all tensors, which may be symbolic; raises an error if the numbers differ.
+    """Returns the common number of rows of tensors, which may be symbolic; raises an error if their numbers differ.
 
     JAX would repeat the last row of a shorter tensor.
     """
@@ -52,7 +52,7 @@ def _length(called: str, elems: PyTree) -> Any:
 
 
 def _with_equal_rows(elems: PyTree) -> Any:
-    """Broadcasts tensors with a single row to the number of rows of the others, as `tf.vectorized_map` does."""
+    """Broadcasts tensors with a single row to the number of rows of the other tensors, for `tf.vectorized_map`."""
     tensors = [as_tensor(one) for one in flatten(elems)]
     sizes = [one.shape[0] for one in tensors if one.ndim and one.shape[0] != 1]
     if not sizes:
@@ -120,7 +120,7 @@ def _mapped(fn: Callable[[Any], Any], elems: PyTree, length: Any) -> Any:
 
 
 def _scanned(step: Callable[[Any, Any], tuple[Any, Any]], start: PyTree, elems: PyTree) -> tuple[Any, Any]:
-    """Runs a function over the rows of tensors in the program that is being traced (see `scan_rows`).
+    """Runs a function over the rows of tensors with `lax.scan`; rows, carry and results may be structures of tensors.
 
     Args:
         step: Maps a carried structure and a row of `elems` to a new carried structure and a result.
@@ -194,7 +194,7 @@ def _fold(called: str, fn: Callable[[Any, Any], Any], elems: PyTree, initializer
 
 
 def _first(called: str, elems: PyTree, indices: list[int]) -> Any:
-    """Removes the first entry of `indices`, and returns the row at that index as the initial value of a fold."""
+    """Pops the first of `indices`, and returns the row of `elems` at that index as the initial value of a fold."""
     if not indices:
         kind = OutOfRangeError if executing_eagerly() else InvalidArgumentError
         raise kind.of(

@@ -26,7 +26,7 @@ from mirrored.values.index_checks import values_now
 
 
 def _shift(shift: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns a bit shift that clips the shift amount to the width of the integer type, as TensorFlow does."""
+    """Returns a bit-shift function that limits shift amounts to the integer's bit width minus 1, as TensorFlow does."""
 
     def run(x: jax.Array, y: jax.Array) -> jax.Array:
         """Shifts the bits of integers, elementwise."""

@@ -16,7 +16,7 @@ from mirrored.tf._tensors import as_tensor
 
 
 class _NumPy(types.ModuleType):
-    """`jax.numpy` under TensorFlow's name, with the functions that only TensorFlow has."""
+    """The module `tf.experimental.numpy`: the functions of `jax.numpy`, and those that only TensorFlow has."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(jnp, name)

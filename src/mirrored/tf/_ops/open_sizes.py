@@ -145,7 +145,7 @@ def _complaint(error: BaseException) -> str:
 
 
 def _condition(complaint: str) -> str | None:
-    """Extracts from an error message the condition on symbolic sizes that JAX cannot decide; None without one."""
+    """Extracts from an error message the condition on symbolic sizes that JAX cannot decide; None if there is none."""
     remainder = _REMAINDER.search(complaint)
     if remainder is not None:
         return f"{_written(remainder[1])} == 0"
@@ -161,7 +161,7 @@ def _written(expression: str) -> str:
 
 
 def _symbolic(inputs: PyTree) -> Iterator[Any]:
-    """Yields arguments with symbols for unknown sizes: one per size, then one for all batches, then one per axis."""
+    """Yields arguments with symbols for unknown sizes: all distinct, then equal ones on axis 0, then on every axis."""
     tried: list[list[Any]] = []
     for name in (_by_place, _by_batch, _by_axis):
         places = iter(range(1000))
@@ -203,7 +203,7 @@ def _described(inputs: PyTree, conditions: Sequence[str]) -> Any:
 
 
 def _narrowed(inputs: PyTree, complaints: Sequence[str]) -> Iterator[Any]:
-    """Yields the arguments with an unknown size replaced by candidate numbers from JAX's error messages.
+    """Yields the arguments with one unknown size replaced by a candidate number from JAX's error messages.
 
     ``(x - mean) / deviation`` with 30 means requires 30 columns. The numbers tried are those in the error messages, and
     slightly smaller ones, for programs that add columns.
@@ -224,7 +224,7 @@ def _with_number(one: Open, *, number: int, first: int) -> Open:
 
 
 def _batch_of(inputs: PyTree, seen: PyTree) -> Any:
-    """Returns an earlier call's arguments, with a symbolic first dimension where `inputs` has an unknown one."""
+    """Returns the arguments `seen` in an earlier call, with symbolic batch sizes where `inputs` has unknown ones."""
     wanted = iter(_arrays(inputs))
 
     def open_batch(one: Open) -> Open:

@@ -1,4 +1,4 @@
-"""Derives random keys: from a generator's state variable, and for each element in dataset functions."""
+"""Derives random keys from a generator's state variable, or for each dataset element inside `Dataset.map`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def key_of(words: jax.Array) -> jax.Array:
 
 
 def advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
-    """Advances a generator's state by `draws` draws, and returns the key of the draw with index `own` among them."""
+    """Advances a generator's state by `draws` draws, and returns the random key of the draw with index `own`."""
     here = ambient()
     if here.store is not None and here.store.captures and is_eval(current_trace()):
         with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
@@ -40,7 +40,7 @@ def advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
 
 
 def of_replica(key: jax.Array) -> jax.Array:
-    """Returns a key that differs for every replica; for replica 0, and outside of `strategy.run`, `key` itself."""
+    """Derives a different key for each replica; returns `key` itself for replica 0 and outside of `strategy.run`."""
     replica = ambient().replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return key
@@ -66,7 +66,7 @@ def drawing_element() -> ElementDraws | None:
 
 
 def element_key(element: ElementDraws, words: Sequence[int], number: int) -> jax.Array:
-    """Draws the next JAX random key for a dataset element from the stream with the seed `words`.
+    """Draws the next JAX random key for a dataset element; the sequence of keys depends on the seed `words`.
 
     Args:
         element: The random numbers of the element.

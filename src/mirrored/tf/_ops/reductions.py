@@ -50,7 +50,7 @@ def _prod(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> j
 
 
 def _mean(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
-    """Computes the mean; integers stay integers and round towards zero, as in TensorFlow."""
+    """Computes the mean; the mean of integers is an integer, rounded towards zero, as in TensorFlow."""
     _check_numbers(x)
     check_axes(x, axis)
     if x.dtype.kind not in "iu":
@@ -76,7 +76,7 @@ def _min(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> ja
 
 
 def _initial(x: jax.Array, *, lowest: bool) -> dict[str, Any]:
-    """Returns ``{"initial": value}`` for the reduction of an empty array, and an empty dict for other arrays."""
+    """Returns the keyword ``{"initial": value}`` for the minimum or maximum of an empty array; {} for other arrays."""
     if 0 not in x.shape:
         return {}
     if x.dtype.kind in "iu":
@@ -292,7 +292,7 @@ def bincount(
 
 
 def _counted(arr: jax.Array, weights: jax.Array | None, length: int) -> jax.Array:
-    """Counts integers, or sums their weights, along the last axis; drops integers that are not below `length`.
+    """Counts how often each integer below `length` occurs along the last axis, or sums the weights of its occurrences.
 
     It counts in int32 and sums in 32 bits or more: narrow floats do not change when a small number is added to a large.
     """
@@ -373,7 +373,7 @@ def _constant(array: jax.Array) -> np.ndarray[Any, Any] | None:
 
 
 def _edges(low: Any, high: Any, nbins: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Returns the smallest number of `dtype` in each histogram bin but the first, for bins computed in float64."""
+    """Returns the smallest number of `dtype` in each histogram bin except the first; computes the bins in float64."""
     start, places = np.float64(low), np.arange(1, nbins)
     step = (np.float64(high) - start) / nbins
     near = (start + places * step).astype(dtype)
@@ -396,7 +396,7 @@ def histogram_fixed_width_bins(
 
 
 def _bounds(values: jax.Array, value_range: Operand) -> jax.Array:
-    """Converts `value_range` to a tensor of two bounds; for float values, in the wider of float32 and their dtype.
+    """Converts `value_range` to a tensor of two bounds; for float values, in their dtype, but at least float32.
 
     The bins are then computed in at least float32, too, because 16-bit floats cannot represent every bin index.
     """

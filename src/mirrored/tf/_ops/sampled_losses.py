@@ -261,7 +261,7 @@ def _sampled_logits(
     num_classes: Int, num_true: int, sampled_values: Iterable[Operand] | None, remove_accidental_hits: bool,
     seed: int | None,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Returns the logits [batch, num_true + num_sampled] minus the log expected counts, and their labels."""
+    """Returns logits minus log expected counts, and label probabilities, both [batch, num_true + num_sampled]."""
     parts = [as_tensor(one) for one in weights] if isinstance(weights, (list, tuple)) else [as_tensor(weights)]
     table, true = jnp.concatenate(parts), labels.reshape((-1, num_true))
     require_indices(called, true, table.shape[0], "labels")

@@ -38,7 +38,7 @@ class _Stream:
 
 
 def drawing(global_seed_generator: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps Keras' `global_seed_generator` to draw from `tf.random` in replicas and in compiled and dataset functions.
+    """Wraps Keras' `global_seed_generator` to draw from `tf.random` inside replicas, `tf.function` and `Dataset.map`.
 
     Keras' own is a variable that compiled functions on JAX cannot use, so Keras raises an error there.
     """
@@ -59,7 +59,7 @@ _pipelines: weakref.WeakKeyDictionary[Any, Pipelines] = weakref.WeakKeyDictionar
 
 
 def drawing_for_elements(next_seed: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.random.SeedGenerator.next` so that seeds in dataset functions depend on the dataset element.
+    """Wraps `keras.random.SeedGenerator.next` so that seeds drawn inside `Dataset.map` depend on the dataset element.
 
     Threads of a pipeline would otherwise read and assign the generator's state at the same time.
     """

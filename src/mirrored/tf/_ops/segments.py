@@ -18,7 +18,7 @@ from mirrored.values.index_checks import values_now
 
 
 def _segments(called: str, reduce: Callable[..., jax.Array], *, in_order: bool) -> None:
-    """Registers an operation that reduces the rows of each segment."""
+    """Defines the operation `called`, which reduces the rows of each segment by the function `reduce`."""
 
     def run(data: jax.Array, segment_ids: jax.Array, num_segments: SupportsIndex | None = None) -> jax.Array:
         require_prefix(f"tf.math.{called}", "segment_ids", segment_ids, "data", data)
@@ -57,7 +57,7 @@ def _sizes(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
 
 
 def _divisors(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    """Returns the number of rows of each segment, at least 1, in the float dtype of the data, else in float32."""
+    """Returns the number of rows of each segment, at least 1, in the dtype of the data; in float32 for integers."""
     dtype = data.dtype if jnp.issubdtype(data.dtype, jnp.inexact) else jnp.float32
     return jnp.maximum(_sizes(data, ids, count), 1).astype(dtype)
 
@@ -67,7 +67,7 @@ def _mean(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
 
 
 def _mean_of_dtype(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    """Computes the mean of each segment; means of integers stay integers, rounded towards zero."""
+    """Computes the mean of each segment; means of integers are integers, rounded towards zero."""
     if data.dtype.kind not in "iu":
         return _mean(data, ids, count)
     total = jax.ops.segment_sum(data, ids, count)
@@ -83,7 +83,7 @@ def _sqrt_n(data: jax.Array, ids: jax.Array, count: int) -> jax.Array:
 
 @jax.custom_jvp
 def _product(data: jax.Array, ids: jax.Array, empty: jax.Array) -> jax.Array:
-    """Computes the product of the rows of each segment; `empty` contains ones, in the shape of the result."""
+    """Computes the product of the rows of each segment; `empty` is an array of ones with the shape of the result."""
     return jax.ops.segment_prod(data, ids, empty.shape[0])
 
 

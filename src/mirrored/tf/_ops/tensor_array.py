@@ -136,13 +136,13 @@ class TensorArray:
         return array
 
     def __grown__(self, after: TensorArray) -> TensorArray | None:
-        """Returns this array in the stacked form of a loop's result `after`; None if no conversion is needed."""
+        """Returns a copy with all tensors stacked in one if `after` is stacked and this array is not; else None."""
         if after._buffer is None or self._buffer is not None:
             return None
         return self._stored(after._buffer.shape[1:])
 
     def __uniform__(self) -> TensorArray:
-        """Returns this array as one stacked tensor, so that branches have equal types; unchanged if impossible."""
+        """Returns a copy with all tensors stacked in one, or the array itself unless all shapes are known and equal."""
         shape = self.element_shape
         if self._buffer is not None or shape is None or not self._options.size:
             return self
@@ -322,7 +322,7 @@ class TensorArray:
         return self._picked(places)
 
     def _picked(self, index: jax.Array) -> jax.Array:
-        """Returns rows at traced indices; zeros for an index out of range."""
+        """Returns the rows at traced indices; for an index out of range, a row of zeros."""
         rows = self.stack()
         return rows.at[without_wrapping(index, rows.shape[0])].get(mode="fill", fill_value=0)
 
@@ -353,7 +353,7 @@ class TensorArray:
         return self._changed("scatter", array)
 
     def split(self, value: Operand, lengths: Operand, name: str | None = None) -> TensorArray:
-        """Writes the parts of `value` that have the given lengths, and returns the sequence, as `write` does.
+        """Splits `value` into tensors of the given lengths, writes them, and returns the sequence, as `write` does.
 
         Raises:
             InvalidArgumentError: The lengths do not add up to the rows of `value`, or are traced.

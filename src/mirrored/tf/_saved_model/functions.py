@@ -46,7 +46,7 @@ class Signature:
     is_declared: bool = True
 
     def as_entry(self) -> Signature:
-        """Returns a copy for ``signatures``: its function returns a dict, and takes no trailing default arguments."""
+        """Returns a copy whose function returns a dict, as TensorFlow requires, and has no trailing defaults."""
         count = len(self.inputs)
         while count and self._is_default(count - 1):
             count -= 1
@@ -75,7 +75,7 @@ def _named_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def functions_of(obj: object) -> dict[str, Function | LoadedFunction]:
-    """Returns the functions of an object to export, by name; for a Keras model, its forward pass.
+    """Returns a dict from names to those functions of an object that are exported; for a Keras model, its forward pass.
 
     These are its `tf.function` methods and attributes, and those of loaded models.
     """
@@ -94,7 +94,7 @@ def functions_of(obj: object) -> dict[str, Function | LoadedFunction]:
 
 
 def _keras_functions(model: Any) -> dict[str, Function]:
-    """Returns a Keras model's inference function as ``{"__call__": function}``; an empty dict without known inputs."""
+    """Returns a Keras model's inference function as ``{"__call__": function}``; {} if the input shapes are unknown."""
     # Loaded late: Keras is optional. The import connects Keras, as a scope does.
     keras_private: Any = importlib.import_module("mirrored.integrations.keras.private")
     try:
@@ -180,6 +180,6 @@ def _concrete(concrete: ConcreteFunction) -> Signature:
 
 
 def _spec_names(names: list[str], specs: Sequence[Any]) -> list[str]:
-    """Returns the parameter names, with those of ``*args`` replaced by the names of the corresponding specs."""
+    """Replaces the names of ``*args`` parameters, such as ``args_1``, by the names of the corresponding specs."""
     own = [getattr(one, "name", None) or f"args_{place}" for place, one in enumerate(specs)]
     return [own[place] if name == f"args_{place}" else name for place, name in enumerate(names)]

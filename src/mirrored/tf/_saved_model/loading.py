@@ -130,7 +130,7 @@ class LoadedProgram:
         return ", ".join([str(args), *(f"{name}={value}" for name, value in kwargs.items())])
 
     def as_entry(self) -> LoadedProgram:
-        """Returns the program with its result as a dict, which TensorFlow requires of the entries of ``signatures``."""
+        """Returns the program with a dict as its result, as TensorFlow requires for the entries of ``signatures``."""
         kind, content = next(iter(self.entry["output"].items()))
         if kind in ("dict", ORDERED):
             return self
@@ -314,7 +314,7 @@ def _is_fixed(wanted: object, value: object, has_same_types: bool) -> bool:
 
 
 def _in_order_of(spec: Any, value: Any) -> Any:
-    """Converts dicts in `value` to the types in `spec`: `OrderedDict` where the program's keys are unsorted."""
+    """Converts each dict in `value` to the type of the corresponding dict in `spec`: `dict` or `OrderedDict`."""
     if isinstance(spec, dict) and isinstance(value, dict) and value.keys() == spec.keys():
         parts = {key: _in_order_of(one, value[key]) for key, one in spec.items()}
         return OrderedDict(parts) if isinstance(spec, OrderedDict) else parts
@@ -357,7 +357,7 @@ def _shown(value: PyTree) -> str:
 
 
 class LoadedModel(Module):
-    """A model that `tf.saved_model.load` has loaded.
+    """The model that `tf.saved_model.load` returns.
 
     It has the exported functions as attributes, `variables`, and `signatures`.
     """

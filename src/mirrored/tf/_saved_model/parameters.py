@@ -55,7 +55,7 @@ class Parameters:
         """The defaults that a file can contain, by name."""
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
-        """Binds the arguments of a call; skips omitted parameters without a default that can be saved."""
+        """Binds the arguments of a call to parameters; omits parameters with neither argument nor savable default."""
         names = [*self._positional, *(f"args_{place}" for place in range(len(self._positional), len(args)))]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         ordered = dict.fromkeys([*names, *self._keyword_only, *kwargs])

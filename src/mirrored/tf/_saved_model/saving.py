@@ -133,7 +133,7 @@ def save(
 
 
 def _entries(functions: _Programs, signatures: Signatures | Mapping[str, LoadedFunction] | None) -> _Programs:
-    """Returns the requested signatures; by default, those that the object's only function declares."""
+    """Returns the entries of ``signatures`` to save: the requested ones or, by default, the object's only function."""
     named = signatures if isinstance(signatures, Mapping) else {} if signatures is None else {DEFAULT: signatures}
     entries = {name: signatures_of(name, one) for name, one in named.items()}
     own = [given for given in functions.values() if not any(isinstance(one, LoadedProgram) for one in given)]
@@ -279,7 +279,7 @@ def _written(
 
 
 def _numbered(program: Pure | LoadedProgram, variables: dict[int, Variable]) -> dict[str, list[int]]:
-    """Returns the indices in `variables` of a program's read and assigned variables; appends missing variables."""
+    """Returns the indices in `variables` of those that a program reads and assigns; appends missing variables."""
     for variable in (*program.reads, *program.assigns):
         variables.setdefault(id(variable), variable)
     order = list(variables)
