@@ -270,11 +270,15 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
     def read_value(self) -> Any:
         """Returns the current value of the variable, and lets gradient tapes record the read."""
         assert self.mirrored is not None
-        store = ambient().store
+        here = ambient()
+        store = here.store
         if in_stateless_scope() and (store is None or isinstance(store, ScopeStore)):
             # Keras infers shapes, runs the loop of a recurrent layer, or calls a model with values for other variables:
             # this one is read eagerly. A tape around the call must see the read, or the gradient would be None.
             with eager(), within(store=None):
+                value = self.mirrored.checked_value()
+        elif in_stateless_scope() and store is not None and not store.captures and not here.listeners:
+            with eager():  # the loop of a recurrent layer in an eager run, which computes at once
                 value = self.mirrored.checked_value()
         else:
             value = self.mirrored.checked_value()
