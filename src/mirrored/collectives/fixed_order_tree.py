@@ -52,7 +52,7 @@ class OrderedTree(CrossDeviceOps):
     gradient is not bit-identical: JAX first adds the cotangents of a device's replicas, in its own order, and only then
     does the tree sum them over devices.
 
-    For equal bits the bodies of runs and merges must be behind boundaries, too (`strategies.compiled`,
+    For equal bits the bodies of runs and merges must be behind boundaries, too (`strategies.binding`,
     `ReplicaRunner.isolated`), replica ids must be an input, and XLA must compile the program without merging or
     reordering its operations (`mirrored._jax.as_written`).
 

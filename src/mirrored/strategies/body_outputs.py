@@ -1,0 +1,47 @@
+"""`BodyOutputs`: the flat outputs of the traced body of a compiled run, as named sections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_Column = Sequence[Any]
+"""The components of one output, one per local replica."""
+
+
+class BodyOutputs(NamedTuple):
+    """The outputs of the traced body of a compiled run, by what they are for.
+
+    A section is a list of columns, and a column has the components of one output, one per local replica. The body
+    returns all components as one flat list, in the order of the sections: `flat` builds it, and `split` finds the
+    sections again. The program of a run returns the first two sections. The others are traced only so that the checks
+    of the run find them in the jaxpr.
+
+    Attributes:
+        results: The arrays that the replicas return.
+        assigned: The new values of the variables that the replicas assign.
+        gradients: The gradients that optimizers sum over replicas.
+        enclosed: The arrays that functions of `merge_call` close over.
+        joined: The components of mirrored variables that merges read as one value.
+    """
+
+    results: Sequence[_Column]
+    assigned: Sequence[_Column]
+    gradients: Sequence[_Column] = ()
+    enclosed: Sequence[_Column] = ()
+    joined: Sequence[_Column] = ()
+
+    def flat(self) -> list[Any]:
+        """Returns the components of all columns in the order in which the body returns them."""
+        return [component for section in self for column in section for component in column]
+
+    def split(self, flat: Sequence[Any]) -> BodyOutputs:
+        """Splits values that correspond to `flat()`, such as the output variables of the jaxpr, into these sections."""
+        values = iter(flat)
+        sections = [[[next(values) for _ in column] for column in section] for section in self]
+        return BodyOutputs(*sections)
+
+    @property
+    def of_program(self) -> BodyOutputs:
+        """The outputs that the program of the run returns: those before the sections that only checks read."""
+        return BodyOutputs(self.results, self.assigned)
