@@ -62,12 +62,12 @@ jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpa
 import jax.numpy as jnp
 import training
 import mirrored as mr
-from mirrored._jax.as_written import jit
+from mirrored._jax.bit_identical import jit
 
-def compiled(as_written):
+def compiled(bit_identical):
     jax.clear_caches()
     events.clear()
-    text = jit(lambda x: jnp.sin(x) * 2 + jnp.sin(x), as_written=as_written).lower(1.0).compile().as_text()
+    text = jit(lambda x: jnp.sin(x) * 2 + jnp.sin(x), bit_identical=bit_identical).lower(1.0).compile().as_text()
     return [text.count(" sine("), events["cache_hits"], events["cache_misses"]]
 
 def trained(deterministic):
@@ -98,7 +98,7 @@ def counted(directory: Path, call: str) -> Any:
 @pytest.mark.long
 def test_the_deterministic_options_are_in_the_key(tmp_path):
     """One text, compiled with and without them: neither takes the other's program."""
-    found = counted(tmp_path, "[compiled(as_written) for as_written in (False, True, True, False)]")
+    found = counted(tmp_path, "[compiled(bit_identical) for bit_identical in (False, True, True, False)]")
     assert found == [[1, 0, 1], [2, 0, 1], [2, 1, 0], [1, 1, 0]], "how many sines, hits, misses"
 
 

@@ -26,7 +26,7 @@ def configuration(*, is_bwd: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_bwd", [False, True])
-def test_attention_is_deterministic_in_programs_that_are_compiled_as_written(is_bwd: bool) -> None:
+def test_attention_is_deterministic_in_bit_identical_programs(is_bwd: bool) -> None:
     usual = configuration(is_bwd=is_bwd)
     with deterministic_attention():
         inside = configuration(is_bwd=is_bwd)

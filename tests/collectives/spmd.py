@@ -9,17 +9,17 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from mirrored._jax.as_written import jit
+from mirrored._jax.bit_identical import jit
 from mirrored.collectives import CrossDeviceOps, Group
 from mirrored.topology.device_assignment import AXIS
 
 Body = Callable[..., Any]
 
 
-def over_devices(body: Body, devices: int, *, stacked: int, as_written: bool = False, equal: bool = True) -> Any:
+def over_devices(body: Body, devices: int, *, stacked: int, bit_identical: bool = False, equal: bool = True) -> Any:
     """`body(*local parts [K, ...], *others)` on every device, jitted; `stacked` of its arguments are ``[R, ...]``."""
     if devices == 1:
-        return jit(body, as_written=as_written)
+        return jit(body, bit_identical=bit_identical)
     mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,), axis_types=(AxisType.Auto,))
     own, shared = PartitionSpec(AXIS), PartitionSpec()
 
@@ -28,7 +28,7 @@ def over_devices(body: Body, devices: int, *, stacked: int, as_written: bool = F
         out = shared if equal else own
         return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)(*args)
 
-    return jit(mapped, as_written=as_written)
+    return jit(mapped, bit_identical=bit_identical)
 
 
 def group_of(devices: int, replicas: int) -> Group:
@@ -43,7 +43,7 @@ def reduction(algorithm: CrossDeviceOps, op: Any, devices: int, replicas: int, c
         lists = [[part[k] for k in range(group.local)] for part in parts]
         return [result[None] for result in algorithm.reduce_arrays(op, lists, group)]
 
-    return over_devices(body, devices, stacked=count, as_written=algorithm.as_written, equal=False)
+    return over_devices(body, devices, stacked=count, bit_identical=algorithm.as_written, equal=False)
 
 
 def collectives_in(text: str) -> dict[str, int]:

@@ -623,9 +623,9 @@ def test_the_value_of_a_variable_of_an_open_shape_is_assigned(compiled):
 
 @pytest.mark.parametrize("use", ["reduce", "assign", "assign_add"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
-def test_a_function_that_reduces_over_deterministic_replicas_is_compiled_as_written(use, deterministic, monkeypatch):
+def test_a_function_that_reduces_over_deterministic_replicas_is_bit_identical(use, deterministic, monkeypatch):
     notes = []
-    monkeypatch.setattr(FunctionStore, "note_reduction", lambda self, *, as_written: notes.append(as_written))
+    monkeypatch.setattr(FunctionStore, "note_reduction", lambda self, *, bit_identical: notes.append(bit_identical))
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=4, deterministic=deterministic)
     with strategy.scope():
         v = mr.Variable(jnp.zeros(3), aggregation="MEAN")

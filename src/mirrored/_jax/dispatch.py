@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from mirrored._jax.as_written import AsWritten, partitioned_unmerged
+from mirrored._jax.bit_identical import BitIdenticalJit, bit_identical_compilation
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import mesh as _mesh
 from mirrored._jax.private import source_info_util as _source_info
@@ -170,11 +170,11 @@ class CacheMisses:
             return self._missed(*args, **kwargs)
 
 
-def dispatch_of(jitted: AsWritten | jax.stages.Wrapped) -> Dispatch:
+def dispatch_of(jitted: BitIdenticalJit | jax.stages.Wrapped) -> Dispatch:
     """Wraps a jitted function as a `Dispatch`, so that Ctrl-C during the first call does not lose its outputs."""
-    if isinstance(jitted, AsWritten):
+    if isinstance(jitted, BitIdenticalJit):
         # The partitioner setting matters only on a cache miss, which compiles; JAX's fast path does not check it.
-        return Dispatch(jitted.jitted, lambda missed: CacheMisses(missed, partitioned_unmerged))
+        return Dispatch(jitted.jitted, lambda missed: CacheMisses(missed, bit_identical_compilation))
     return Dispatch(jitted)
 
 

@@ -2,9 +2,9 @@
 
 XLA for CPU rewrites `a / broadcast(b)` to `a * broadcast(1 / b)` if the broadcast is the only user of `b`, and the two
 differ in the last bit. The replicas of a device share values, such as an argument, a variable or the result of a merge.
-Such a value has one user on a device with one replica, and several users on a device with several. In a program that is
-compiled as written (`AsWritten`), each division therefore has a copy of the divisor of its own, behind an optimization
-barrier, which XLA removes after this rewrite.
+Such a value has one user on a device with one replica, and several users on a device with several. In a program with
+bit-identical results (`BitIdenticalJit`), each division therefore has a copy of the divisor of its own, behind an
+optimization barrier, which XLA removes after this rewrite.
 
 Supports JAX 0.10 to 0.12: a primitive's lowering rule is in `mlir._lowerings`, and gets the operands as MLIR values.
 JAX does not export their classes (hence `Any`).
@@ -29,7 +29,7 @@ _rule: Final[Any] = _lowerings[lax.div_p].rule
 
 
 def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
-    # The partitioner is set only while a program is compiled as written (`as_written`).
+    # The partitioner is set only while a bit-identical program is compiled (`bit_identical`).
     if not _config.use_shardy_partitioner.value:
         divisor = _own(divisor, len(ctx.avals_out[0].shape))
     return _rule(ctx, dividend, divisor, **params)

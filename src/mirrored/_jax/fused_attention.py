@@ -1,4 +1,4 @@
-"""Makes cuDNN attention work in deterministic programs that contain several equal attention calls.
+"""Lets bit-identical programs contain several fused attentions of cuDNN.
 
 With `xla_gpu_deterministic_ops`, XLA sets `force_deterministic` in the configuration of the backward attention while it
 builds the attention's cuDNN graph, and then stores the graph by its configuration. A later attention with the same

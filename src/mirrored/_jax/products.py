@@ -5,7 +5,7 @@ kernel, so that the bits of `a * b + c` depend on what XLA fuses. Of several pro
 contracts one, and which one depends on the kernel's buffers, for example on whether it writes its result into the
 buffer of an operand. All of this varies with the number of replicas per device.
 
-In a program that is compiled as written (`AsWritten`), each product `p` of floats on a CPU is therefore
+In a program with bit-identical results (`BitIdenticalJit`), each product `p` of floats on a CPU is therefore
 `select(p == p, p, p + p)`: p itself, NaN for NaN. So is each power, and each quotient: XLA computes `x / scalar` as the
 product with the scalar's reciprocal. Neither XLA nor LLVM simplifies the selection, because they do not know that p is
 a number, and neither contracts through it. XLA fuses it into the kernel of the product. Where LLVM knows that p is a
@@ -47,9 +47,9 @@ def _rounded(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any]:
         products = rule(ctx, *operands, **params)
-        # The partitioner is set only while a program is compiled as written (`as_written`).
-        is_as_written = not _config.use_shardy_partitioner.value
-        if not is_as_written or tuple(ctx.platforms or ctx.module_context.platforms) != ("cpu",):
+        # The partitioner is set only while a bit-identical program is compiled (`bit_identical`).
+        is_bit_identical = not _config.use_shardy_partitioner.value
+        if not is_bit_identical or tuple(ctx.platforms or ctx.module_context.platforms) != ("cpu",):
             return products
         dtype = ctx.avals_out[0].dtype
         if jnp.issubdtype(dtype, jnp.complexfloating):

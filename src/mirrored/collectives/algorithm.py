@@ -66,7 +66,10 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def as_written(self) -> bool:
-        """Whether XLA must be kept from merging equal computations (CSE) in programs that use this algorithm."""
+        """Whether XLA must compile programs that use this algorithm as written, for bit-identical results.
+
+        XLA then does not merge equal computations (CSE), among other rewrites that depend on the number of devices.
+        """
         return False
 
     @property

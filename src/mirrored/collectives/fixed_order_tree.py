@@ -54,7 +54,7 @@ class OrderedTree(CrossDeviceOps):
 
     For equal bits the bodies of runs and merges must be behind boundaries, too (`strategies.binding`,
     `ReplicaRunner.isolated`), replica ids must be an input, and XLA must compile the program without merging or
-    reordering its operations (`mirrored._jax.as_written`).
+    reordering its operations (`mirrored._jax.bit_identical`).
 
     Source of the pairwise exchange: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
     operations in MPICH", Int. J. High Perf. Comp. Appl. 19 (2005), recursive doubling.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from mirrored._jax.as_written import jit
+from mirrored._jax.bit_identical import jit
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
@@ -83,7 +83,7 @@ def _compiled_reduction(
 ) -> Callable[..., Any]:
     reduction = _reduction(algorithm, op, device_assignment, num_inputs)
     compiled: Callable[..., Any] = jit(
-        reduction, as_written=algorithm.as_written, out_shardings=device_assignment.replicated
+        reduction, bit_identical=algorithm.as_written, out_shardings=device_assignment.replicated
     )
     return compiled
 

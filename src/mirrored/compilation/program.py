@@ -16,7 +16,7 @@ import numpy as np
 
 from mirrored._jax import caches
 from mirrored._jax.arrays import as_array, has_host_dtype
-from mirrored._jax.as_written import jit
+from mirrored._jax.bit_identical import jit
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.dispatch import dispatch_of
 from mirrored._jax.inlining import (
@@ -240,7 +240,7 @@ class Program:
         rest = [_sharding(self._several, result.is_per_replica) for result in self._results if result.is_array]
         rest += [None] * token
         pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
-        compiled = functools.partial(jit, as_written=self._store.as_written, out_shardings=pinned)
+        compiled = functools.partial(jit, bit_identical=self._store.bit_identical, out_shardings=pinned)
         donated = tuple(range(len(self._donated)))
         self._plain = compiled(program)
         self._jitted = compiled(program, donate_argnums=donated) if donated else self._plain
@@ -350,7 +350,7 @@ class Program:
         it as one operation.
         """
         rereads = self._assigned and (self._store.rereads or self._steps is not None)
-        if (rereads or self._store.as_written) and not self._store.under_tape:
+        if (rereads or self._store.bit_identical) and not self._store.under_tape:
             return self._under_tape(arguments)._call_recorded(arrays, arguments)
         with turn() if self._assigned else nullcontext():
             values = [_announced(variable) for variable in (*self._donated, *self._not_donated)]

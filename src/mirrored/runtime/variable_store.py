@@ -68,10 +68,10 @@ class VariableStore(abc.ABC):
         """Whether the store holds a sync-on-read variable's aggregated value instead of one value per replica."""
         return self.outer is not None and self.outer.aggregates
 
-    def note_reduction(self, *, as_written: bool) -> None:
-        """Records that the traced code reduces over replicas, and whether XLA must not merge equal computations."""
+    def note_reduction(self, *, bit_identical: bool) -> None:
+        """Records that the traced code reduces values over replicas, and whether results must be bit-identical."""
         if self.outer is not None:
-            self.outer.note_reduction(as_written=as_written)
+            self.outer.note_reduction(bit_identical=bit_identical)
 
     def or_undone(self, call: Callable[[], T]) -> T:
         """Calls a function and returns its result; after an exception, drops the function's assignments.
@@ -186,7 +186,7 @@ class FunctionStore(VariableStore):
         captured: The variables that were read, each with its capture tracer, in order of first read.
         staged: The variables that were assigned, each with its newest value.
         new: The variables that were created during the trace.
-        as_written: Whether a run in the function must be compiled as written (see `mirrored._jax.as_written`).
+        bit_identical: Whether the results of a run must be bit-identical (see `mirrored._jax.bit_identical`).
         device_assignment: The device assignment of a run in the function; None before the first run.
     """
 
@@ -198,7 +198,7 @@ class FunctionStore(VariableStore):
         self.captured: dict[int, Held] = {}
         self.staged: dict[int, Held] = {}
         self.new = Created()
-        self.as_written = False
+        self.bit_identical = False
         self.device_assignment: Any = None
 
     @property
@@ -206,9 +206,9 @@ class FunctionStore(VariableStore):
         """Whether the store holds a sync-on-read variable's aggregated value instead of one value per replica."""
         return self._aggregates
 
-    def note_reduction(self, *, as_written: bool) -> None:
-        """Records whether a reduction forbids XLA to merge equal computations in this compiled function."""
-        self.as_written |= as_written
+    def note_reduction(self, *, bit_identical: bool) -> None:
+        """See `VariableStore`."""
+        self.bit_identical |= bit_identical
 
     def whole(self, variable: VariableLike) -> Any:
         if id(variable) in self.staged:

@@ -205,12 +205,12 @@ class Binding:
             arrays = [group.slots.repeated(array, group.is_real()) for array in arrays]
         if self._fixed_order:
             return fixed_order_runs.unstack_unfused(arrays)
-        if self._runner.as_written:
+        if self._runner.bit_identical:
             return unstack_isolated(arrays)
         return [[array[k] for k in range(group.local)] for array in arrays]
 
     def _stack(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
         """Stacks the components of each column, ``[local, ...]``."""
-        if self._runner.as_written:
+        if self._runner.bit_identical:
             return stack_isolated(columns)
         return [jnp.stack(components) for components in columns]

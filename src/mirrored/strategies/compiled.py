@@ -103,9 +103,9 @@ class _Run:
         self._outermost = here.store.outermost()
         self._runner.store.outer = here.store
         self._runner.store.under_tape = is_under_tape(here) or self._outermost.under_tape
-        self._as_written = self._runner.as_written
+        self._bit_identical = self._runner.bit_identical
         # A tape around the run then sums the replicas' gradients in a fixed order, too.
-        self._fixed_order = self._as_written and self._runner.store.under_tape
+        self._fixed_order = self._bit_identical and self._runner.store.under_tape
         self._runner.store.separates_reads = self._fixed_order
 
     def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -114,7 +114,7 @@ class _Run:
         self._inputs = [
             (f"the per-replica argument {i} of run", leaves[i].stacked(self._device_assignment)) for i in places
         ]
-        if self._as_written:
+        if self._bit_identical:
             # The ids are an input. Ids that the program computes would be constants if there is one device, for which
             # XLA would compile the operations on them in another way.
             ids = jnp.arange(self._device_assignment.num_replicas)
@@ -187,7 +187,7 @@ class _Run:
         runner = self._runner
         runner.base_trace = runner.store.base_trace = current_trace()
         inputs = [parts[i : i + self._local] for i in range(0, len(parts), self._local)]
-        runner.replica_ids = inputs[-1] if self._as_written else None
+        runner.replica_ids = inputs[-1] if self._bit_identical else None
         own = list(leaves)
         for place, components in zip(places, inputs, strict=False):  # the replica ids are the last input
             own[place] = runner.group(components)
@@ -303,7 +303,7 @@ class _Run:
         remaining = iter(values)
         leaves = [leaf.static if not leaf.is_array else self._wrapped(leaf, next(remaining)) for leaf in self._leaves]
         if isinstance(self._outermost, FunctionStore):
-            self._outermost.as_written |= self._runner.as_written
+            self._outermost.bit_identical |= self._runner.bit_identical
             self._outermost.device_assignment = self._device_assignment
         for entry, value in zip(self._assigned, remaining, strict=True):
             self._outer_store.set_whole(entry.variable, value, entry.where[0])

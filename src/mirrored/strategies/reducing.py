@@ -294,7 +294,7 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
         return runner.reduce(op, [_locals(runner, value) for value in values])
     store = ambient().store
     if store is not None:
-        store.note_reduction(as_written=strategy.cross_device_ops.as_written)
+        store.note_reduction(bit_identical=strategy.cross_device_ops.as_written)
     return reduce_stacked(
         strategy.cross_device_ops,
         op,

@@ -58,7 +58,8 @@ class TracingRunner(ReplicaRunner):
     """Executes a compiled `run`: traces the virtual replicas of one device into one SPMD program for all devices.
 
     Attributes:
-        algorithm: The all-reduce algorithm; `as_written` is its attribute of this name.
+        algorithm: The all-reduce algorithm.
+        bit_identical: Whether results must be bit-identical on any number of devices (`CrossDeviceOps.as_written`).
         replica_ids: The ids of the local replicas, if the program receives them as an input; None if it computes them.
         enclosed: For each local replica the traced arrays that functions of `merge_call` close over: what was called,
             the name, the array. They must be equal on all replicas.
@@ -71,7 +72,7 @@ class TracingRunner(ReplicaRunner):
         self.strategy = strategy
         self.device_assignment = strategy.device_assignment
         self.algorithm = strategy.cross_device_ops
-        self.as_written = self.writes_halves = self.algorithm.as_written
+        self.bit_identical = self.writes_halves = self.algorithm.as_written
         self.num_local = self.device_assignment.local
         self.stands_for_others = len(self.device_assignment.devices) > 1
         self.in_place = self.num_local == 1
@@ -190,7 +191,7 @@ class TracingRunner(ReplicaRunner):
         return [jnp.concatenate(self.all_components(components), axis) for components in arrays]
 
     def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
-        if not self.as_written:
+        if not self.bit_identical:
             return [self.group_info.for_each_local(whole) for whole in self.gather(arrays, axis)]
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
@@ -227,7 +228,7 @@ class TracingRunner(ReplicaRunner):
         values = super().components_each(value)
         first = values[0]
         is_one = structures.identical(values) if len(values) > 1 else not isinstance(value, PerReplica)
-        if not is_one or not self.as_written or not _is_inexact_tracer(first):
+        if not is_one or not self.bit_identical or not _is_inexact_tracer(first):
             return self._apart_in_padding(self.isolated(values))
         return fan_out_once(self.group_info, self.isolated([first])[0])
 
@@ -239,7 +240,7 @@ class TracingRunner(ReplicaRunner):
     def isolated(self, values: Sequence[Any]) -> list[Any]:
         # A merge computes once per device what all of the device's replicas read, and its backward pass likewise.
         # Without boundaries, XLA may compute it inside the replicas' kernels, with bits that depend on their number.
-        if not self.as_written:
+        if not self.bit_identical:
             return list(values)
         places = [i for i, value in enumerate(values) if _is_inexact_tracer(value)]
         results = list(values)
@@ -260,7 +261,7 @@ class TracingRunner(ReplicaRunner):
     def all_components(self, components: Sequence[Any]) -> list[Any]:
         """Returns all replicas' components of an array (all-gather), given the components of this device's replicas."""
         parts = [jnp.asarray(component) for component in components]
-        stacked = stack_isolated([parts])[0] if self.as_written else jnp.stack(parts)
+        stacked = stack_isolated([parts])[0] if self.bit_identical else jnp.stack(parts)
         if len(self.device_assignment.devices) > 1:
             stacked = self.device_assignment.slots.rows(lax.all_gather(stacked, AXIS, axis=0, tiled=True))
         return [stacked[i] for i in range(self.device_assignment.num_replicas)]

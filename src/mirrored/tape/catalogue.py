@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax.numpy as jnp
 
-from mirrored._jax.as_written import without_compiler_options
+from mirrored._jax.bit_identical import without_compiler_options
 from mirrored._jax.caches import for_this_trace
 from mirrored._jax.closures import custom_calls
 from mirrored.tape.operation import Operation
@@ -111,11 +111,11 @@ def of_primitive(primitive: Primitive, params: dict[str, Any]) -> Operation:
 def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
     """Creates a differentiable operation that applies a JAX primitive with given parameters; does not cache it.
 
-    Compiler options among the parameters show that the primitive is a program compiled as written (`AsWritten`). JAX
-    refuses them in a nested `jit`, so the operation compiles its forward and backward programs as written instead.
+    Compiler options among the parameters show that the primitive is a bit-identical program (`BitIdenticalJit`). JAX
+    refuses them in a nested `jit`, so the operation compiles its forward and backward programs with them instead.
     """
     nested = without_compiler_options(params)
-    as_written, params = nested is not params, nested
+    bit_identical, params = nested is not params, nested
     if primitive.multiple_results:
 
         def apply(*args: Any) -> list[Any]:
@@ -125,7 +125,7 @@ def bound(primitive: Primitive, params: dict[str, Any]) -> Operation:
         def apply(*args: Any) -> list[Any]:
             return [primitive.bind(*args, **params)]
 
-    return Operation(apply, str(primitive), custom_calls(params), as_written=as_written)
+    return Operation(apply, str(primitive), custom_calls(params), bit_identical=bit_identical)
 
 
 def of_program(key: Hashable, make: Callable[[], Operation]) -> Operation:

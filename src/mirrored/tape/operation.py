@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.as_written import jit
+from mirrored._jax.bit_identical import jit
 from mirrored._jax.boxes import STAND_INS, Array, Box
 from mirrored._jax.closures import CustomCalls, closed_over_inputs, embedded_tracers
 from mirrored._jax.inlining import JaxprProgram, program_of
@@ -151,21 +151,21 @@ class Operation:
         function: A traceable function that takes arrays and returns a list of arrays.
         name: The name in messages and profiles.
         custom_calls: The kind of functions with custom derivative rules that it contains, if it is a traced program.
-        as_written: Whether it must be compiled as written (see `mirrored._jax.as_written`), as a deterministic program.
+        bit_identical: Whether results must be bit-identical (see `mirrored._jax.bit_identical`).
 
     Attributes:
         jitted: `function` under `jax.jit`, created on first access. A compiled program never accesses it, and creating
             it would take longer than all other work on the operation.
     """
 
-    __slots__ = ("_rules", "as_written", "custom_calls", "function", "jitted", "name")
+    __slots__ = ("_rules", "bit_identical", "custom_calls", "function", "jitted", "name")
 
     jitted: Callable[..., list[Any]]
 
     def __init__(
-        self, function: Flat, name: str, custom_calls: CustomCalls = CustomCalls.NONE, *, as_written: bool = False
+        self, function: Flat, name: str, custom_calls: CustomCalls = CustomCalls.NONE, *, bit_identical: bool = False
     ) -> None:
-        self.as_written = as_written
+        self.bit_identical = bit_identical
         self.function = function
         self.name = name
         self.custom_calls = custom_calls
@@ -175,12 +175,12 @@ class Operation:
         # Python calls this method only while the slot is empty.
         if attribute != "jitted":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
-        self.jitted = jit(self.function, as_written=self.as_written)
+        self.jitted = jit(self.function, bit_identical=self.bit_identical)
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
         """Returns an operation that runs another function, with the settings of this operation."""
-        return Operation(function, name, self.custom_calls, as_written=self.as_written)
+        return Operation(function, name, self.custom_calls, bit_identical=self.bit_identical)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
         """Returns the VJP rule for given input types, with respect to the inputs at positions `watched`.

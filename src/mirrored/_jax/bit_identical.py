@@ -1,6 +1,6 @@
-"""Compiles programs "as written": without the XLA passes that make results depend on the number of devices.
+"""Compiles programs for bit-identical results: XLA does not merge equal computations.
 
-This is one of the conditions for bit-identical results; `collectives.fixed_order_tree.OrderedTree` has the others.
+This is one of the conditions for such results; `collectives.fixed_order_tree.OrderedTree` has the others.
 
 The number of users of a value determines which compiler rewrites apply to it: `a / broadcast(b)` becomes a product
 with 1 / b if the broadcast is the only user of b (`division` gives each division a divisor of its own). If equal
@@ -51,7 +51,7 @@ connect_fused_attention()
 
 _COMPILER_OPTIONS: Final = "compiler_options_kvs"
 _AUTOTUNING: Final = "xla_gpu_autotune_level"
-_AS_WRITTEN: Final[Mapping[str, str | bool | int]] = {
+_OPTIONS: Final[Mapping[str, str | bool | int]] = {
     "xla_disable_hlo_passes": "cse,small-while-loop-hoisting,dot-merger",
     "xla_allow_excess_precision": False,
     "xla_gpu_deterministic_ops": True,
@@ -61,12 +61,12 @@ _LEVELS = {"INFO": 0, "DEBUG": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 3}
 _ONLY_ERRORS = 2
 
 
-def _as_written() -> dict[str, str | bool | int]:
+def _compiler_options() -> dict[str, str | bool | int]:
     left = {_AUTOTUNING} if _AUTOTUNING in os.environ.get("XLA_FLAGS", "") else set()
-    return {name: value for name, value in _AS_WRITTEN.items() if name not in left}
+    return {name: value for name, value in _OPTIONS.items() if name not in left}
 
 
-class AsWritten:
+class BitIdenticalJit:
     """A `jax.jit` function compiled without the XLA passes that make results depend on the number of devices.
 
     Args:
@@ -78,16 +78,16 @@ class AsWritten:
     """
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        self.jitted = jax.jit(function, compiler_options=_as_written(), **options)
+        self.jitted = jax.jit(function, compiler_options=_compiler_options(), **options)
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the function, after compiling it if necessary."""
-        with partitioned_unmerged():
+        """Runs the function. Compiles it first if necessary."""
+        with bit_identical_compilation():
             return self.jitted(*args)
 
     def lower(self, *args: Any) -> Any:
         """Lowers the function to StableHLO for the given arguments, like `lower` of a `jax.jit` function."""
-        with partitioned_unmerged():
+        with bit_identical_compilation():
             return _Lowered(self.jitted.lower(*args))
 
 
@@ -98,7 +98,7 @@ class _Lowered:
         self._lowered = lowered
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        with partitioned_unmerged():
+        with bit_identical_compilation():
             return self._lowered.compile(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -110,14 +110,14 @@ def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, _COMPILER_OPTIONS: ()} if params.get(_COMPILER_OPTIONS) else params
 
 
-def jit(function: Callable[..., Any], *, as_written: bool, **options: Any) -> Any:
-    """Jits a function; if `as_written`, without the XLA passes that make results depend on the number of devices."""
-    return AsWritten(function, **options) if as_written else jax.jit(function, **options)
+def jit(function: Callable[..., Any], *, bit_identical: bool, **options: Any) -> Any:
+    """Returns `jax.jit(function)`; if `bit_identical`, results do not depend on the number of devices."""
+    return BitIdenticalJit(function, **options) if bit_identical else jax.jit(function, **options)
 
 
 @contextmanager
-def partitioned_unmerged() -> Iterator[None]:
-    """Context manager that selects GSPMD and deterministic attention for programs that are compiled as written."""
+def bit_identical_compilation() -> Iterator[None]:
+    """Sets the partitioner and the attentions of a bit-identical program in a ``with`` block that compiles it."""
     _logging.absl_set_min_log_level(max(_ONLY_ERRORS, _level()))
     try:
         with _config.use_shardy_partitioner(False), deterministic_attention():

@@ -16,14 +16,14 @@ import pytest
 from jax.extend.core import primitives
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from mirrored._jax.as_written import jit, without_compiler_options
+from mirrored._jax.bit_identical import jit, without_compiler_options
 from mirrored._jax.traces import eager, put_trace, swap_trace
 
 SOURCE = str(pathlib.Path(__file__).parents[2] / "src")
 
 
-def optimised(function: Any, *args: Any, as_written: bool) -> str:
-    text: str = jit(function, as_written=as_written).lower(*args).compile().as_text()
+def optimised(function: Any, *args: Any, bit_identical: bool) -> str:
+    text: str = jit(function, bit_identical=bit_identical).lower(*args).compile().as_text()
     return text
 
 
@@ -31,8 +31,8 @@ def test_common_subexpressions_are_not_merged() -> None:
     def twice(x: Any) -> Any:
         return jnp.sin(x) * 2 + jnp.sin(x)
 
-    assert optimised(twice, 1.0, as_written=True).count(" sine(") == 2
-    assert optimised(twice, 1.0, as_written=False).count(" sine(") == 1
+    assert optimised(twice, 1.0, bit_identical=True).count(" sine(") == 2
+    assert optimised(twice, 1.0, bit_identical=False).count(" sine(") == 1
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
@@ -48,7 +48,7 @@ def test_divisions_by_one_scalar_are_the_same_kernels_whatever_the_devices(devic
     mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"), check_vma=False)
     x = np.arange(12.0, dtype="f4").reshape(4, 3)
     function = body if devices == 1 else mapped
-    assert optimised(function, x, np.float32(3.0), as_written=True).count(" divide(") == local
+    assert optimised(function, x, np.float32(3.0), bit_identical=True).count(" divide(") == local
 
 
 NUMBERS = np.random.default_rng(0).normal(size=(4, 1003))
@@ -66,7 +66,7 @@ def test_products_are_rounded_before_they_are_added(kind: str, dtype: str) -> No
         "several": lambda a, b, c, d: a * b + c * d,
     }
     expected = functions[kind](a, b, c, d)
-    np.testing.assert_array_equal(jit(functions[kind], as_written=True)(a, b, c, d), expected)
+    np.testing.assert_array_equal(jit(functions[kind], bit_identical=True)(a, b, c, d), expected)
     if dtype == "float32" and kind == "several":  # otherwise the test could not fail
         assert np.any(np.asarray(jax.jit(functions[kind])(a, b, c, d)) != expected)
 
@@ -80,7 +80,7 @@ def test_quotients_and_powers_are_rounded_before_they_are_added(kind: str) -> No
         "constants": lambda x, y, *_: x / 3.1 + y / 7.3,
         "powers": lambda x, y, *_: x**2.0 + jax.lax.pow(y, jnp.full_like(y, 2.0)),
     }
-    found = np.asarray(jit(functions[kind], as_written=True)(x, y, s, t))
+    found = np.asarray(jit(functions[kind], bit_identical=True)(x, y, s, t))
     if kind == "powers":
         candidates = [x * x + y * y]
     else:  # XLA may divide or multiply by the reciprocal
@@ -99,17 +99,17 @@ def test_programs_for_several_platforms_have_no_conditionals() -> None:
 
 def test_complex_products_are_rounded_before_they_are_added() -> None:
     (a, b), (c, d) = (NUMBERS[rows].astype("f4") for rows in ([0, 1], [2, 3]))
-    found = np.asarray(jit(lambda x, y: x * y + x, as_written=True)(a + 1j * b, c + 1j * d))
+    found = np.asarray(jit(lambda x, y: x * y + x, bit_identical=True)(a + 1j * b, c + 1j * d))
     np.testing.assert_array_equal(found.real, a * c - b * d + a)
     np.testing.assert_array_equal(found.imag, a * d + b * c + b)
-    scaled = np.asarray(jit(lambda x: x * (0.3 + 0.7j), as_written=True)(a + 1j * b))
+    scaled = np.asarray(jit(lambda x: x * (0.3 + 0.7j), bit_identical=True)(a + 1j * b))
     np.testing.assert_array_equal(scaled.imag, a * np.float32(0.7) + b * np.float32(0.3))
 
 
 def test_products_keep_infinities_zeros_and_nan() -> None:
     special = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-20, 3e38], "f4")
     a, b = (side.ravel() for side in np.meshgrid(special, special))
-    found, expected = jit(jnp.multiply, as_written=True)(a, b), jax.jit(jnp.multiply)(a, b)
+    found, expected = jit(jnp.multiply, bit_identical=True)(a, b), jax.jit(jnp.multiply)(a, b)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
@@ -119,7 +119,7 @@ def test_it_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
     summed = jax.shard_map(
         lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()
     )
-    step = jit(summed, as_written=True)
+    step = jit(summed, bit_identical=True)
     assert step(np.ones(2, "f4")).tolist() == [2.0]
     assert capfd.readouterr().err == ""
 
@@ -130,8 +130,8 @@ def test_what_xla_logs_otherwise_is_as_before() -> None:
     code = """
 import jax, numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from mirrored._jax.as_written import jit
-jit(lambda x: x + 1, as_written=True)(1.0)
+from mirrored._jax.bit_identical import jit
+jit(lambda x: x + 1, bit_identical=True)(1.0)
 mesh = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
 x = jax.device_put(np.ones(2, "f4"), NamedSharding(mesh, PartitionSpec("d")))
 jax.config.update("jax_use_shardy_partitioner", False)
@@ -148,11 +148,11 @@ jax.jit(lambda x: x.sum())(x)
 
 
 @pytest.mark.parametrize(("flags", "level"), [("", 0), ("--xla_gpu_autotune_level=4", None)])
-def test_programs_compiled_as_written_are_not_autotuned_unless_xla_flags_say_so(flags, level, monkeypatch) -> None:
+def test_bit_identical_programs_are_not_autotuned_unless_xla_flags_say_so(flags, level, monkeypatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", flags)
     given = {}
     monkeypatch.setattr(jax, "jit", lambda function, **options: given.update(options))
-    jit(lambda x: x, as_written=True)
+    jit(lambda x: x, bit_identical=True)
     found = given["compiler_options"]
     assert found.get("xla_gpu_autotune_level") == level
     assert found["xla_gpu_deterministic_ops"]
@@ -173,7 +173,7 @@ class Noting(jax.core.Trace):
 
 
 def test_compiler_options_are_taken_out_of_the_parameters_of_jit() -> None:
-    trace, step = Noting(), jit(lambda x: x + 1.0, as_written=True)
+    trace, step = Noting(), jit(lambda x: x + 1.0, bit_identical=True)
     before = swap_trace(trace)
     try:
         step(1.0)
