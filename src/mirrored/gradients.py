@@ -19,7 +19,7 @@ from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 from mirrored.optimizers import Optimizer
 from mirrored.optimizers.gradient_merge import PairsOf, scope_of, update_with_sums
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.merge import or_undone
+from mirrored.runtime.rollback import with_rollback
 from mirrored.strategies import get_replica_context, has_strategy
 from mirrored.strategies.context import all_reduce_for
 from mirrored.tape import unrecorded
@@ -291,7 +291,7 @@ class GradientAccumulator:
                 together(update_and_reset)
             else:
                 with turn():
-                    or_undone(update_and_reset)
+                    with_rollback(update_and_reset)
 
     def reset(self) -> None:
         """Sets the accumulated gradients and the number of examples to zero."""

@@ -219,11 +219,11 @@ def test_a_nested_call_that_succeeds_is_undone_with_the_outer_one():
     value = jnp.ones(())
 
     def outer() -> None:
-        store.or_undone(lambda: store.set_whole(variable, value, ""))
+        store.with_staged_rollback(lambda: store.set_whole(variable, value, ""))
         raise Wrong
 
     with pytest.raises(Wrong):
-        store.or_undone(outer)
+        store.with_staged_rollback(outer)
     assert store.staged == {}
 
 

@@ -281,7 +281,7 @@ def in_a_merge(failing: Callable[[], None]) -> None:
 
 
 WITHIN: dict[str, Callable[[Callable[[], None]], Any]] = {
-    "or_undone": state_lock.or_undone,
+    "with_storage_rollback": state_lock.with_storage_rollback,
     "together": state_lock.together,
     "a run of one replica": mr.OneDeviceStrategy("CPU:0").run,
     "a merge": in_a_merge,
@@ -318,7 +318,7 @@ def test_an_assignment_that_succeeds_replaces_the_value_that_a_restored_checkpoi
 
     saved, model = Model(), Model()
     saved.v = mr.Variable(7.0)
-    for succeed in (state_lock.together, state_lock.or_undone, mr.OneDeviceStrategy("CPU:0").run):
+    for succeed in (state_lock.together, state_lock.with_storage_rollback, mr.OneDeviceStrategy("CPU:0").run):
         checkpoint = Checkpoint(model=model)
         checkpoint.restore(Checkpoint(model=saved).save(tmp_path))
         model.v = mr.Variable(0.0)

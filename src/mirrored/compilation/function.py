@@ -36,7 +36,7 @@ from mirrored.runtime.element_draws import DrewWhileTracing, element_draws
 from mirrored.runtime.entry_point import entry_point
 from mirrored.runtime.hooks import Driver, EndOfElements, IteratedAsPython, IteratedWhileTracing
 from mirrored.variables.creation import constructor_calls
-from mirrored.variables.state_lock import in_turn_or_undone, tracing, without_turns
+from mirrored.variables.state_lock import in_turn_with_rollback, tracing, without_turns
 from mirrored.variables.storage import sizes_of_resizables
 
 if TYPE_CHECKING:
@@ -315,10 +315,12 @@ class Function(Code):
             log_ragged(self.python_function, self._name)
         call = self._as_python
         if self._is_checked or self._programs:
-            return in_turn_or_undone(lambda: call(*args, **kwargs))
+            return in_turn_with_rollback(lambda: call(*args, **kwargs))
         self._is_checked = True
         try:
-            return in_turn_or_undone(lambda: checked_call(self, self._name, call, args, kwargs, here.device_assignment))
+            return in_turn_with_rollback(
+                lambda: checked_call(self, self._name, call, args, kwargs, here.device_assignment)
+            )
         except BaseException:
             self._is_checked = False
             raise

@@ -5,8 +5,8 @@
   assignments.
 - `staged_values`: the values that a store has staged, and their derivatives.
 - `overlay_store`: a store over another one, for a function that is differentiated.
-- `merge`: `run_merge`, the only way from replica to cross-replica context; undoes the assignments of a merge that
-  raises.
+- `merge`: `run_merge`, the only way from replica to cross-replica context.
+- `rollback`: undoes the assignments of a run or merge that raises.
 - `replica_runner`, `lockstep`: the interface of what executes a run, and the threads of local replicas.
 - `component_reads`, `function_key`: reads of components that tapes record; functions compared between replicas.
 - `closure_key`: the functions that a function driven from Python passes to `run`, compared between calls.

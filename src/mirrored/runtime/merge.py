@@ -7,18 +7,16 @@ payload; when all have arrived, the merge runs once over all payloads and return
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from mirrored._jax.traces import current_trace, is_eval, trace_below_tapes
 from mirrored.errors import MergeError, MirroredError
 from mirrored.runtime.ambient import ambient
+from mirrored.runtime.rollback import with_rollback
 
 if TYPE_CHECKING:
     from mirrored.runtime.replica_runner import ReplicaRunner
-
-T = TypeVar("T")
 
 
 class Given(NamedTuple):
@@ -87,8 +85,8 @@ class Merge:
     enclosed: tuple[tuple[str, Any], ...] = ()
 
     def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Executes the operation for all replicas; undoes variable assignments if its user code raises an exception."""
-        return or_undone(lambda: self.run(payloads)) if self.calls_user_code else self.run(payloads)
+        """Calls `run` for all replicas; undoes its assignments of variables if user code in it raises an exception."""
+        return with_rollback(lambda: self.run(payloads)) if self.calls_user_code else self.run(payloads)
 
 
 @runtime_checkable
@@ -170,37 +168,3 @@ def runs_in_place() -> bool:
     """
     runner = ambient().runner
     return runner is not None and trace_below_tapes(current_trace()) is trace_below_tapes(runner.base_trace)
-
-
-# Atomic assignments: all variable assignments of a run or `merge_call` that raises an exception are undone.
-#
-# Assignments are staged in the variable store of the context, or go to the storage of variables. The store undoes its
-# own; `mirrored.variables`, which is in a higher layer, registers the guard for storage.
-
-
-class Guard(Protocol):
-    """Protocol of wrappers that call a function and, after an exception, undo the function's variable assignments."""
-
-    def __call__(self, call: Callable[[], T], /) -> T:
-        """Calls `call` and returns its result; undoes the variable assignments of `call` if it raises an exception."""
-        ...
-
-
-_storage_guard: list[Guard] = []
-
-
-def guard_storage(guard: Guard) -> None:
-    """Registers the function with which `or_undone` restores variables' stored values after an exception."""
-    _storage_guard[:] = [guard]
-
-
-def or_undone(call: Callable[[], T]) -> T:
-    """Calls a function and returns its result; after an exception, undoes the function's variable assignments.
-
-    Merges are such calls: user code can catch their exceptions, and must not find half of their assignments.
-    """
-    store = ambient().store
-    if store is None or not store.captures:  # plain variables have no staged values in an eager run
-        for guard in _storage_guard:
-            call = functools.partial(guard, call)
-    return call() if store is None else store.or_undone(call)

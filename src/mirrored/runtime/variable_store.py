@@ -61,7 +61,7 @@ class VariableStore(abc.ABC):
     under_tape: bool = False
     rereads: bool = False
     differentiated: Set[int] = frozenset()
-    _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `or_undone`
+    _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `with_staged_rollback`
 
     @property
     def aggregates(self) -> bool:
@@ -73,8 +73,8 @@ class VariableStore(abc.ABC):
         if self.outer is not None:
             self.outer.note_reduction(bit_identical=bit_identical)
 
-    def or_undone(self, call: Callable[[], T]) -> T:
-        """Calls a function and returns its result; after an exception, drops the function's assignments.
+    def with_staged_rollback(self, call: Callable[[], T]) -> T:
+        """Returns the result of a call; after an exception, drops the function's assignments from this store.
 
         Calls can be nested.
         """
@@ -95,7 +95,7 @@ class VariableStore(abc.ABC):
         return result
 
     def note(self, variable: VariableLike) -> None:
-        """Saves a variable's value before an assignment, so that `or_undone` can restore it after an exception."""
+        """Saves a variable's value before an assignment, so that `with_staged_rollback` can restore it."""
         if self._undo is not None and id(variable) not in self._undo:
             self._undo[id(variable)] = self.restoring(variable)
 

@@ -13,7 +13,7 @@ from mirrored._jax.traces import current_trace, put_trace
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import ContextError
 from mirrored.runtime.ambient import ambient, thread, within
-from mirrored.runtime.merge import or_undone
+from mirrored.runtime.rollback import with_rollback
 from mirrored.strategies.checks import OutSpecs
 from mirrored.strategies.eager_equality import is_number
 from mirrored.strategies.eager_runner import EagerRunner
@@ -77,7 +77,7 @@ def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     here, trace = ambient(), current_trace()
     try:
         with turn():
-            return or_undone(lambda: fn(*args, **kwargs))
+            return with_rollback(lambda: fn(*args, **kwargs))
     finally:
         # An exception that a signal handler raises may skip the exits of context managers.
         thread.current = here
@@ -94,7 +94,7 @@ def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     # The token of an own run, as in `run_compiled`: a helper may close over an array that this run has stored in a
     # module's attribute, and a later run must not reuse that trace.
     with caches.for_replica(*caches.traced_run(1)):
-        return or_undone(lambda: fn(*args, **kwargs))
+        return with_rollback(lambda: fn(*args, **kwargs))
 
 
 def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs) -> Any:
@@ -110,4 +110,4 @@ def nested_run(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
             remedy="omit out_specs here, or reduce the result over replicas: strategy.reduce(op, result, axis=None)",
         )
     runner: Any = ambient().runner
-    return or_undone(lambda: runner.run_replicas(fn, args, kwargs))
+    return with_rollback(lambda: runner.run_replicas(fn, args, kwargs))

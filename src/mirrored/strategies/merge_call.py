@@ -22,7 +22,8 @@ from mirrored.collectives.summation import floating, narrow, widen
 from mirrored.errors import MergeError, TapeError
 from mirrored.runtime.ambient import ReadListener, ambient, within
 from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
-from mirrored.runtime.merge import Given, Merge, is_outside, or_undone, run_merge
+from mirrored.runtime.merge import Given, Merge, is_outside, run_merge
+from mirrored.runtime.rollback import with_rollback
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.strategies.reducing import gather_with_sizes
 from mirrored.tape import GradientTape
@@ -248,7 +249,7 @@ def call_merged(
             with within(replica=None, strategies=(*ambient().strategies, context.strategy)):
                 return call()
         with within(replica=None):
-            return or_undone(call)
+            return with_rollback(call)
 
     name = f"ReplicaContext.merge_call({getattr(merge_fn, '__name__', 'merge_fn')})"
     outside = is_outside(runner)

@@ -36,7 +36,7 @@ from typing import Any, Final, Protocol, TypeVar
 from mirrored._jax.dispatch import consume
 from mirrored.errors import ContextError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.merge import guard_storage
+from mirrored.runtime.rollback import register_storage_rollback
 
 T = TypeVar("T")
 
@@ -95,8 +95,8 @@ class _LockThread(threading.local):
 
     Attributes:
         kept_back: The variables and new values that `together` stores at its end, each with whether it is shared.
-        before: The variables assigned so far inside `or_undone`, by identity, each with the value that an exception
-            restores, and the callback that would have supplied its value (see `creation.Awaiting`), or None.
+        before: The variables assigned so far inside `with_storage_rollback`, by identity, each with the value that an
+            exception restores, and the callback that would have supplied its value (see `creation.Awaiting`), or None.
         excused: Whether this thread must not take `running`: it is a replica thread of an eager run, which would wait
             for its own caller, the lock's holder; or it traces and holds `tracing`, which comes later in the lock
             order. (A trace accesses storage only to create variables.)
@@ -240,7 +240,7 @@ def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
 
 
 def note_former(variables: Iterable[Any]) -> None:
-    """Saves the current values of variables, so that `or_undone` can restore them after an exception."""
+    """Saves the old values of variables before an assignment inside `with_storage_rollback`, which may restore them."""
     before = thread.before
     assert before is not None
     for variable in variables:
@@ -249,7 +249,7 @@ def note_former(variables: Iterable[Any]) -> None:
             before[id(variable)] = variable, variable.initial(), variable.awaited()
 
 
-def or_undone(call: Callable[[], T]) -> T:
+def with_storage_rollback(call: Callable[[], T]) -> T:
     """Calls a function and returns its result; after an exception, restores the variables that it assigned.
 
     Reads inside `call` return the new values. (In a run of several replicas assignments are staged instead, and the
@@ -277,22 +277,22 @@ def or_undone(call: Callable[[], T]) -> T:
     return result
 
 
-guard_storage(or_undone)
+register_storage_rollback(with_storage_rollback)
 
 
-def in_turn_or_undone(call: Callable[[], T]) -> T:
+def in_turn_with_rollback(call: Callable[[], T]) -> T:
     """Calls a function with the assignment lock (`turn`) held; after an exception, restores the assigned variables.
 
     Eager calls of compiled functions thus keep all values after an error, as compiled calls do, also those of variables
     that are assigned outside of `Strategy.run`.
     """
     with turn():
-        return or_undone(call)
+        return with_storage_rollback(call)
 
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Stores assignments in a ``with`` block at once and permanently, also inside `or_undone` and `together`."""
+    """Stores assignments in a ``with`` block at once, permanently despite `with_storage_rollback` and `together`."""
     before, kept_back = thread.before, thread.kept_back
     thread.before = thread.kept_back = None
     try:
@@ -318,7 +318,7 @@ def together(assign: Callable[[], None]) -> None:
             if store is None:
                 assign()
             else:
-                store.or_undone(assign)
+                store.with_staged_rollback(assign)
         finally:
             thread.kept_back = None
         if kept:

@@ -198,7 +198,8 @@ class VariableStorage(Awaiting):
         # (`_lost`, `_components`) are stored with the array that they describe, and are valid only while `_array` is
         # that array. `_shared` is not: only `taken` and `store` reset it. That it stays set for the new array of a step
         # costs one unnecessary copy. Code that stores arrays that other code also holds marks the variable, and relies
-        # on it (`EagerRunner.commit`, `state_lock.or_undone`, `former.restore_failed`, `Program._call_recorded`).
+        # on it (`EagerRunner.commit`, `state_lock.with_storage_rollback`, `former.restore_failed`,
+        # `Program._call_recorded`).
         self._array: Any = array
         self.serial = next(_serials)
         self._lost: tuple[Any, str] | None = None
