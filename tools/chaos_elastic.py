@@ -40,7 +40,7 @@ _CALM_SECONDS = 4.0
 class Step:
     """A line of a worker about a finished step."""
 
-    slot: int
+    index: int
     step: int
     epoch: int
     at: float
@@ -119,8 +119,8 @@ class ElasticRun:
                 continue
         return found
 
-    def slots(self) -> dict[int, int]:
-        """Returns the worker processes by their slot."""
+    def processes(self) -> dict[int, int]:
+        """Returns the worker processes by worker index."""
         found = {}
         for pid in self.workers():
             try:
@@ -149,7 +149,7 @@ class ElasticRun:
         """Returns whether all workers have finished a step of the newest epoch."""
         epoch = self.epoch
         newest = self.steps[-12 * self.num_workers :]
-        return len({one.slot for one in newest if one.epoch == epoch}) == self.num_workers
+        return len({one.index for one in newest if one.epoch == epoch}) == self.num_workers
 
     def end(self, timeout: float) -> None:
         """Waits for the end of the run.
@@ -201,29 +201,29 @@ class ElasticRun:
 
 def kill(run: ElasticRun, moments: random.Random, kind: str) -> tuple[int, float, int]:
     """Executes the kills of one episode; returns their number, the time of the last one, and the epoch before it."""
-    slots = run.slots()
-    first = 0 if kind == "first" else moments.choice(sorted(slots))
+    processes = run.processes()
+    first = 0 if kind == "first" else moments.choice(sorted(processes))
     victims = [first]
     if kind in ("pair", "reconfiguration"):
-        victims.append(moments.choice(sorted(set(slots) - {first})))
+        victims.append(moments.choice(sorted(set(processes) - {first})))
     for number, victim in enumerate(victims):
         if number and kind == "reconfiguration":
             time.sleep(moments.random() * 0.8)
         epoch, at = run.epoch, time.time()
-        os.kill(slots[victim], signal.SIGKILL)
+        os.kill(processes[victim], signal.SIGKILL)
     if kind == "join":
         known = len(run.changes)
         run.wait_for(lambda: any("joins" in line for _, line in run.changes[known:]), "joining worker")
         time.sleep(moments.random() * 0.8)
-        slots, epoch, at = run.slots(), run.epoch, time.time()
-        victims.append(moments.choice(sorted(slots)))
-        os.kill(slots[victims[-1]], signal.SIGKILL)
+        processes, epoch, at = run.processes(), run.epoch, time.time()
+        victims.append(moments.choice(sorted(processes)))
+        os.kill(processes[victims[-1]], signal.SIGKILL)
     return len(victims), at, epoch
 
 
 def stop(run: ElasticRun, moments: random.Random) -> tuple[int, float, int]:
     """Stops a worker, and continues its process after the job has gone on."""
-    pid = moments.choice(sorted(run.slots().values()))
+    pid = moments.choice(sorted(run.processes().values()))
     epoch, at = run.epoch, time.time()
     os.kill(pid, signal.SIGSTOP)
     run.wait_for(lambda: run.epoch > epoch, "step after a stop")
@@ -240,11 +240,11 @@ def slow_down(run: ElasticRun, moments: random.Random) -> Episode:
     Raises:
         SystemExit: It is not named in time, or the job does not go on meanwhile.
     """
-    slot, pid = moments.choice(sorted(run.slots().items()))
+    index, pid = moments.choice(sorted(run.processes().items()))
     epoch, began, known, first = run.epoch, time.time(), len(run.lines), run.steps[-1].step
 
     def is_named() -> bool:
-        return any(f"worker {slot} runs" in line for line in run.lines[known:])
+        return any(f"worker {index} runs" in line for line in run.lines[known:])
 
     while not is_named() and time.time() < began + _NAMED_SECONDS:
         os.kill(pid, signal.SIGSTOP)
@@ -254,8 +254,8 @@ def slow_down(run: ElasticRun, moments: random.Random) -> Episode:
     named = time.time() - began
     run.wait_for(lambda: run.steps[-1].at > began + named, "step after a worker was slow")
     if not is_named() or run.epoch != epoch:
-        raise SystemExit(f"FAILED: worker {slot} was slow and not named\n{''.join(run.lines[-40:])}")
-    print(f"worker {slot} was slowed tenfold: named after {named:.1f} s, {run.steps[-1].step - first} steps meanwhile")
+        raise SystemExit(f"FAILED: worker {index} was slow and not named\n{''.join(run.lines[-40:])}")
+    print(f"worker {index} was slowed tenfold: named after {named:.1f} s, {run.steps[-1].step - first} steps meanwhile")
     time.sleep(_CALM_SECONDS)  # a worker is named again only after it was as fast as the others
     return Episode("slow", 0, named, 0.0)
 

@@ -38,7 +38,7 @@ class Worker:
 class World:
     def __init__(self, workers, kills, joins, minimum=1):
         self.membership = Membership(workers, minimum, limit=100)
-        self.workers = {(slot, 0): Worker((slot, 0)) for slot in range(workers)}
+        self.workers = {(index, 0): Worker((index, 0)) for index in range(workers)}
         self.outbox: list[tuple] = []  # messages to the launcher; per worker in order
         self.kills, self.joins = kills, joins
         self.committed = self.serial = 0
@@ -174,11 +174,11 @@ class World:
 
     def _join(self, _):
         self.joins = max(0, self.joins - 1)
-        used = {slot for slot, _ in self.workers}
-        slot = next(slot for slot in range(10) if slot not in used)
+        used = {index for index, _ in self.workers}
+        index = next(index for index in range(10) if index not in used)
         self.serial += 1
         serial = self.serial
-        self.workers[slot, serial] = Worker((slot, serial))
+        self.workers[index, serial] = Worker((index, serial))
 
     def _deliver(self, key):
         at = next(at for at, message in enumerate(self.outbox) if message[1] == key)

@@ -109,15 +109,15 @@ class Job:
             assert self.process.poll() is None, "".join(self.lines[-40:])
             time.sleep(0.01)
 
-    def pid(self, slot: int) -> int:
-        """The newest process of a slot."""
+    def pid(self, index: int) -> int:
+        """The newest process of a worker."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        of_slot = [
+        of_worker = [
             int(pid)
             for pid in children
-            if f"MIRRORED_ELASTIC={slot}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if f"MIRRORED_ELASTIC={index}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         ]
-        return of_slot[-1]
+        return of_worker[-1]
 
     def end(self) -> int:
         """Waits for the end, and returns the exit status."""
@@ -202,7 +202,7 @@ def test_an_exception_of_the_program_ends_the_job_and_is_not_retried(start):
 def test_all_workers_are_killed_at_once_and_replacements_train(start, workers):
     job = start("LAST = 2" + TRAIN, workers=workers)
     job.read_until(r"step 7 1")
-    for pid in [job.pid(slot) for slot in range(workers)]:
+    for pid in [job.pid(index) for index in range(workers)]:
         os.kill(pid, signal.SIGKILL)
     job.read_until(r"was killed by SIGKILL.*continues? from the beginning")
     assert job.end() == 0

@@ -66,8 +66,8 @@ def test_processes_restart_from_the_copy_in_shared_memory(start, monkeypatch, vi
     job = start("LAST = 2" + TRAIN.replace("train(40)", "train(30)"), workers=2)
     job.read_until(r"\[worker 1\] step 14 1 2")
     before = {job.pid(0), job.pid(1)}
-    for slot in victims:
-        os.kill(job.pid(slot), signal.SIGKILL)
+    for index in victims:
+        os.kill(job.pid(index), signal.SIGKILL)
     said = job.read_until(
         r"worker \d (was killed by SIGKILL)?.*: workers 0, 1 have restarted and continue from the copy in shared "
         r"memory after step (?P<step>\d+) \(epoch 2, [\d.]+ s; MIRRORED_ELASTIC_RECOVERY=restart\)"

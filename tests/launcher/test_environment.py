@@ -102,7 +102,7 @@ def test_too_few_gpus(cuda, workers):
 def test_workers_that_can_join_an_elastic_job_have_gpus_of_their_own(cuda, workers):
     job = Job(program="train.py", workers=workers, elastic=True, max_workers=4)
     base = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-    assert [worker_environment(job, slot, [], base=base)["CUDA_VISIBLE_DEVICES"] for slot in range(4)] == list("0123")
+    assert [worker_environment(job, index, [], base=base)["CUDA_VISIBLE_DEVICES"] for index in range(4)] == list("0123")
     with pytest.raises(DeviceError, match="2 GPUs .* for 4 workers"):
         worker_environment(job, 0, [], base={"CUDA_VISIBLE_DEVICES": "0,1"})
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 WorkerKey = tuple[int, int]
-"""A worker process: its slot (0 to the maximal number of workers - 1), and how many processes the slot had before."""
+"""A worker process: its worker index (0 to the maximum number of workers - 1), and how many processes it had before."""
 
 UNPRODUCTIVE_LIMIT: Final = 5
 """The maximum number of failures in a row without a committed step in between; one more ends the job.

@@ -40,7 +40,7 @@ class ElasticSupervisor(Supervisor):
         self._heartbeat_seconds = HEARTBEAT_SECONDS.read()
         self._membership = Membership(self._job.workers, self._job.min_workers)
         self._members: dict[WorkerKey, Member] = {}
-        self._serial: dict[int, int] = {}  # the number of processes that each slot has had
+        self._serial: dict[int, int] = {}  # the number of processes that each worker has had, by index
         self._replacements = Replacements()
         self._services: dict[int, Any] = {}  # the coordination services by epoch
         self._cause = ""
@@ -55,8 +55,8 @@ class ElasticSupervisor(Supervisor):
         self._is_restartable = False  # whether the program has no elastic function
         failure: Failure | None = None
         try:
-            for slot in range(self._job.workers):
-                self._start(slot)
+            for index in range(self._job.workers):
+                self._start(index)
             failure = self._supervise()
             if self._is_restartable:
                 failure = self._watch()
@@ -73,20 +73,20 @@ class ElasticSupervisor(Supervisor):
             self._output.say(failure.reason)
         return 0 if failure is None else failure.code
 
-    def _start(self, slot: int) -> None:
-        serial = self._serial[slot] = self._serial.get(slot, -1) + 1
+    def _start(self, index: int) -> None:
+        serial = self._serial[index] = self._serial.get(index, -1) + 1
         # Before the first epoch it is not known whether the program is elastic; if it is, it overwrites TF_CONFIG.
         addresses = self._addresses if self._membership.epoch is None else []
-        environment = worker_environment(self._job, slot, addresses, secret=self._coordination.secret, restart=serial)
+        environment = worker_environment(self._job, index, addresses, secret=self._coordination.secret, restart=serial)
         if len(addresses) < 2:
             environment.pop("TF_CONFIG", None)
         if self._copies:
             environment[COPY_FDS.name] = ",".join(map(str, self._copies))
-        worker = Worker(self._job, slot, environment, self._copies)
+        worker = Worker(self._job, index, environment, self._copies)
         self._reaper.add(worker.group)
         self._workers.append(worker)
-        self._members[slot, serial] = Member(worker, time.monotonic())
-        self._events.write("started", worker=slot, process=worker.process.pid)
+        self._members[index, serial] = Member(worker, time.monotonic())
+        self._events.write("started", worker=index, process=worker.process.pid)
 
     def _supervise(self) -> Failure | None:
         """Runs the job until its workers have ended; returns the failure that ended the job, or None."""
@@ -226,8 +226,8 @@ class ElasticSupervisor(Supervisor):
             self._output.say(f"--max-workers has no effect: no worker can join, because {reason}")
         self._restart_reason = reason
         self._membership.require_all()
-        for (slot, _), member in self._members.items():
-            if slot >= self._job.workers:
+        for (index, _), member in self._members.items():
+            if index >= self._job.workers:
                 member.end()
 
     def _restart_all_after_failures(self) -> None:
@@ -242,8 +242,8 @@ class ElasticSupervisor(Supervisor):
     def _join(self, commands: list[Command]) -> list[Command]:
         """Records which workers join the job, if `commands` make the current members leave their epoch."""
         if commands:
-            slots = ", ".join(str(key[0]) for key in self._membership.joining)
-            self._changes(f"worker{'s' * (', ' in slots)} {slots} join{'s' * (', ' not in slots)}")
+            indices = ", ".join(str(key[0]) for key in self._membership.joining)
+            self._changes(f"worker{'s' * (', ' in indices)} {indices} join{'s' * (', ' not in indices)}")
         return commands
 
     def _changes(self, cause: str) -> None:
@@ -291,7 +291,7 @@ class ElasticSupervisor(Supervisor):
         self._end_services()
         self._lost_ports, self._has_lost_member = (), False
         self._returned_at.clear()
-        workers = [slot for slot, _ in epoch.members]
+        workers = [index for index, _ in epoch.members]
         self._events.write("begin", epoch=epoch.number, workers=workers, step=epoch.step)
         for rank, key in enumerate(epoch.members):
             self._tell(
@@ -391,10 +391,10 @@ class ElasticSupervisor(Supervisor):
         self._changes(f"worker {key[0]} {how}")
         return failure or self._execute(self._membership.lost(key))
 
-    def _give_up(self, slot: int, how: str, code: int | None) -> Failure | None:
-        """Stops replacing the worker in a slot; returns the job's failure if too few workers are left, else None."""
-        self._output.say(f"worker {slot} {how} {STILLBORN_LIMIT} times before it could join; it is not replaced again")
-        return self._failure_without(f"worker {slot} {how}", shell_code(code or 1))
+    def _give_up(self, index: int, how: str, code: int | None) -> Failure | None:
+        """Stops replacing a worker; ends the job if too few workers are left."""
+        self._output.say(f"worker {index} {how} {STILLBORN_LIMIT} times before it could join; it is not replaced again")
+        return self._failure_without(f"worker {index} {how}", shell_code(code or 1))
 
     def _failure_without(self, reason: str, code: int) -> Failure | None:
         """Returns the failure of the job if the workers that are left are too few; None otherwise."""
@@ -411,7 +411,7 @@ class ElasticSupervisor(Supervisor):
         # While an epoch runs, no worker waits for others, and `missing` has no meaning.
         is_incomplete = not self._membership.is_running and self._membership.missing > 0
         is_awaited = is_incomplete and any(one.has_arrived for one in self._members.values())
-        late = self._late.among(self._by_slot(), is_awaited=is_awaited)
+        late = self._late.among(self._by_index(), is_awaited=is_awaited)
         for key, member in list(self._members.items()):
             if member.worker.code is not None or self._membership.has_ended:
                 continue
@@ -439,8 +439,8 @@ class ElasticSupervisor(Supervisor):
             fewest = most = self._job.workers
         else:
             fewest, most = self._job.min_workers, self._job.max_workers or self._job.workers
-        for slot in self._replacements.slots(self._by_slot(), fewest, most):
-            self._start(slot)
+        for index in self._replacements.to_start(self._by_index(), fewest, most):
+            self._start(index)
 
-    def _by_slot(self) -> dict[int, Member]:
-        return {slot: member for (slot, _), member in self._members.items()}
+    def _by_index(self) -> dict[int, Member]:
+        return {index: member for (index, _), member in self._members.items()}

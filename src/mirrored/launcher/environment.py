@@ -169,15 +169,15 @@ def _devices(job: Job, local_rank: int, base: Mapping[str, str]) -> dict[str, st
     count = job.replicas_per_worker
     if not gpus:
         return {} if count is None else {settings.VIRTUAL_DEVICES.name: str(count)}
-    slots = job.max_workers or job.workers  # of an elastic job, which more workers can join
+    num_workers = job.max_workers or job.workers  # of an elastic job, which more workers can join
     if count is None:
-        if slots == 1:
+        if num_workers == 1:
             return {}
-        count = len(gpus) // slots
-    if not count or count * slots > len(gpus):
+        count = len(gpus) // num_workers
+    if not count or count * num_workers > len(gpus):
         raise DeviceError(
             "mirrored run",
-            found=f"the machine has {len(gpus)} GPUs ({', '.join(gpus)}) for {slots} workers"
+            found=f"the machine has {len(gpus)} GPUs ({', '.join(gpus)}) for {num_workers} workers"
             + (f" with {count} replicas each" if count else ""),
             rule="every replica of a worker must have a GPU of its own if the machine has GPUs",
             remedy="start fewer workers or replicas, or set JAX_PLATFORMS=cpu to simulate the devices",

@@ -75,10 +75,10 @@ class LateWorkers:
         self._is_named = False
 
     def among(self, members: Mapping[int, Member], *, is_awaited: bool) -> dict[int, str]:
-        """Returns an error text for each worker past the time limit, by slot; also prints which workers are late.
+        """Returns, by index, an error text for each worker past the time limit; also prints which workers are late.
 
         Args:
-            members: The workers, by slot.
+            members: The workers, by index.
             is_awaited: Whether others wait for more workers.
         """
         now = time.monotonic()
@@ -86,16 +86,16 @@ class LateWorkers:
         if self._since is None:
             self._is_named = False
             return {}
-        waited = {slot: now - max(self._since, one.beat_at) for slot, one in members.items() if not one.has_arrived}
+        waited = {index: now - max(self._since, one.beat_at) for index, one in members.items() if not one.has_arrived}
         if not self._is_named and any(seconds > _NAMING_SECONDS for seconds in waited.values()):
             self._is_named = True
-            slots = ", ".join(map(str, sorted(waited)))
+            indices = ", ".join(map(str, sorted(waited)))
             self._say(
-                f"worker{'s' * (len(waited) > 1)} {slots} did not reach the function with mirrored.elastic.run yet, "
+                f"worker{'s' * (len(waited) > 1)} {indices} did not reach the function with mirrored.elastic.run yet, "
                 f"where the others wait ({RENDEZVOUS_SECONDS.name}={self._limit:g} sets the timeout)"
             )
         how = f"did not reach the function with mirrored.elastic.run for {self._limit:g} s ({RENDEZVOUS_SECONDS.name})"
-        return {slot: how for slot, seconds in waited.items() if seconds > self._limit}
+        return {index: how for index, seconds in waited.items() if seconds > self._limit}
 
 
 def words_for_returned(done: Iterable[WorkerKey], others: Collection[WorkerKey]) -> str:
@@ -105,7 +105,7 @@ def words_for_returned(done: Iterable[WorkerKey], others: Collection[WorkerKey])
         done: The workers on which it has returned.
         others: The other members of the epoch.
     """
-    ours, theirs = (", ".join(str(slot) for slot, _ in sorted(workers)) for workers in (done, others))
+    ours, theirs = (", ".join(str(index) for index, _ in sorted(workers)) for workers in (done, others))
     return (
         f"the training function has returned on worker {ours}, and not yet on worker {theirs}: all workers must "
         "execute the same steps"
@@ -122,11 +122,11 @@ def words_for_change(cause: str, epoch: Epoch, seconds: float, restart_reason: s
         restart_reason: Why all processes have restarted; None if they live.
     """
     count = len(epoch.members)
-    slots = ", ".join(str(slot) for slot, _ in epoch.members)
+    indices = ", ".join(str(index) for index, _ in epoch.members)
     where = "from the beginning" if epoch.step is None else f"after step {epoch.step}"
     verb, why = f"continue{'s' * (count == 1)}", ""
     if restart_reason is not None:
         why = f"; {restart_reason}"
         copy = "" if epoch.step is None else " from the copy in shared memory"
         verb = f"{'have' if count > 1 else 'has'} restarted and {verb}{copy}"
-    return f"{cause}: worker{'s' * (count > 1)} {slots} {verb} {where} (epoch {epoch.number}, {seconds:.2f} s{why})"
+    return f"{cause}: worker{'s' * (count > 1)} {indices} {verb} {where} (epoch {epoch.number}, {seconds:.2f} s{why})"
