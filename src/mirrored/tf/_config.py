@@ -137,7 +137,7 @@ def set_visible_devices(
         if unknown:
             raise ValueError(f"Unrecognized device: {unknown[0]!r}; this machine has {existing}")
         if kind != "CPU" and existing:
-            _show_only(kind, mine, existing)
+            _limit_default_devices(kind, mine, existing)
         _state.visible[kind] = mine
 
 
@@ -152,7 +152,7 @@ def _hide_all(kind: str) -> bool:
     return True
 
 
-def _show_only(kind: str, kept: list[PhysicalDevice], existing: list[PhysicalDevice]) -> None:
+def _limit_default_devices(kind: str, kept: list[PhysicalDevice], existing: list[PhysicalDevice]) -> None:
     """Limits strategies' default devices to the first `len(kept)` accelerators; a running JAX cannot hide devices."""
     if not kept or kept != existing[: len(kept)]:
         raise ContextError(

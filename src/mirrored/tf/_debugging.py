@@ -20,7 +20,7 @@ from mirrored._typing import Array, DTypeLike, HostArray, Operand
 from mirrored.tf._data.host_arrays import as_bytes_array, is_text
 from mirrored.tf._dtypes import as_dtype
 from mirrored.tf._errors import InvalidArgumentError
-from mirrored.tf._host_calls import omits_host_call
+from mirrored.tf._host_calls import record_if_omitted
 from mirrored.tf._table import op, tensors
 from mirrored.tf._tensors import as_tensor, is_tensor
 
@@ -31,7 +31,7 @@ def _require(called: str, holds: jax.Array, message: str | None, rule: str, valu
     try:
         failed = not bool(holds)
     except jax.errors.ConcretizationTypeError:
-        if not omits_host_call(called):
+        if not record_if_omitted(called):
             jax.debug.callback(functools.partial(_log_failure, called, message, rule), holds)
         return
     if failed:

@@ -61,7 +61,7 @@ class DeviceSpec:
         for part in (one for one in spec.split("/") if one):
             name, value = _part(part, spec)
             if name == "device" and "device_type" in parts:
-                raise _unparsed(spec, f"Multiple device types are not allowed: {spec!r}")
+                raise _parse_error(spec, f"Multiple device types are not allowed: {spec!r}")
             parts.update(value if name == "device" else {name: value})
         return cls(**parts)
 
@@ -103,18 +103,18 @@ def _part(part: str, whole: str) -> tuple[str, Any]:
         return "device", {"device_type": name, "device_index": _index(values[0], whole) if values else None}
     if name == "device" and len(values) == 2:
         return "device", {"device_type": values[0], "device_index": _index(values[1], whole)}
-    raise _unparsed(whole, f"Unknown attribute {name!r} is encountered while parsing the device spec: {whole!r}")
+    raise _parse_error(whole, f"Unknown attribute {name!r} is encountered while parsing the device spec: {whole!r}")
 
 
 def _index(text: str, whole: str) -> int | None:
     if text == "*":
         return None
     if not text.isdecimal():
-        raise _unparsed(whole, f"the index {text!r} in {whole!r} is not a number")
+        raise _parse_error(whole, f"the index {text!r} in {whole!r} is not a number")
     return int(text)
 
 
-def _unparsed(spec: str, found: str) -> DeviceError:
+def _parse_error(spec: str, found: str) -> DeviceError:
     return DeviceError(
         f"tf.DeviceSpec.from_string({spec!r})",
         found=found,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 _omitted: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar("omitted", default=None)
 
 
-def omits_host_call(called: str) -> bool:
+def record_if_omitted(called: str) -> bool:
     """Returns whether the current trace omits host callbacks; if so, records the name of the omitted callback."""
     omitted = _omitted.get()
     if omitted is None:

@@ -82,7 +82,7 @@ KNOWN: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-def missing(path: str, names: Iterable[str]) -> MissingNameError:
+def missing_name_error(path: str, names: Iterable[str]) -> MissingNameError:
     """Creates the error for a name of TensorFlow that `mirrored.tf` does not provide.
 
     Args:

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from mirrored.tf._missing import missing
+from mirrored.tf._missing import missing_name_error
 
 ROOT: Final = "mirrored.tf"
 
@@ -44,7 +44,7 @@ def finder(names: Mapping[str, Any], lazy: Mapping[str, Callable[[], Any]]) -> C
             return lazy[path]()
         if path.rpartition(".")[2].startswith("_"):  # a probe of a tool, such as a debugger or pytest
             raise AttributeError(f"module 'mirrored.tf' has no attribute {path!r}")
-        raise missing(path, [*names, *lazy])
+        raise missing_name_error(path, [*names, *lazy])
 
     return find
 

@@ -65,7 +65,7 @@ def static_int(value: object, *, called: str, argument: str) -> int:
     try:
         return operator.index(known(value))
     except (jax.errors.ConcretizationTypeError, NotConstant):
-        raise _traced(called, argument) from None
+        raise _traced_error(called, argument) from None
     except TypeError:
         raise InvalidArgumentError.of(
             called,
@@ -95,7 +95,7 @@ def static_ints(value: object, *, called: str, argument: str) -> tuple[int, ...]
         try:
             value = np.asarray(known(value))
         except (jax.errors.TracerArrayConversionError, NotConstant):
-            raise _traced(called, argument) from None
+            raise _traced_error(called, argument) from None
     if isinstance(value, (jax.Array, np.ndarray)):
         value = np.asarray(value).tolist()
     if isinstance(value, Sequence):
@@ -112,7 +112,7 @@ def static_axis(value: object, *, called: str, argument: str = "axis") -> int | 
     return static_int(value, called=called, argument=argument)
 
 
-def _traced(called: str, argument: str) -> InvalidArgumentError:
+def _traced_error(called: str, argument: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         called,
         found=f"`{argument}` depends on a traced value",

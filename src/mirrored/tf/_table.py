@@ -320,11 +320,13 @@ def bind(
     if named:
         kwargs.pop("name", None)
     if kwargs:
-        raise unexpected(called, next(iter(kwargs)), [*(one.name for one in parameters), *["name"] * named])
+        raise unexpected_keyword_error(
+            called, next(iter(kwargs)), [*(one.name for one in parameters), *["name"] * named]
+        )
     return values
 
 
-def unexpected(called: str, name: str, known: list[str]) -> TypeError:
+def unexpected_keyword_error(called: str, name: str, known: list[str]) -> TypeError:
     """Creates the TypeError for a keyword argument that is unknown, or that is given twice."""
     if name in known:
         return TypeError(f"{called}() got multiple values for argument '{name}'")

@@ -81,8 +81,10 @@ def _host_array(value: Operand, dtype: DTypeLike | None) -> np.ndarray[Any, Any]
     if dtype is not None:
         return _checked_cast(array, array_dtype(dtype), from_python=not isinstance(value, (np.ndarray, np.generic)))
     if isinstance(value, (np.ndarray, np.generic)):
-        return _narrowed(array, array_dtype(array.dtype))
-    return _narrowed(array, array_dtype(array.dtype) if has_wide_items(value, array) else _python_dtype(array))
+        return _cast_checking_range(array, array_dtype(array.dtype))
+    return _cast_checking_range(
+        array, array_dtype(array.dtype) if has_wide_items(value, array) else _python_dtype(array)
+    )
 
 
 def _python_dtype(array: np.ndarray[Any, Any]) -> np.dtype[Any]:
@@ -99,7 +101,7 @@ def _checked_cast(array: np.ndarray[Any, Any], dtype: np.dtype[Any], *, from_pyt
     integral = dtype.kind in "iub"
     if from_python and array.size and integral and array.dtype.kind in "fc":
         raise TypeError(f"Cannot convert {array.tolist()!r} to EagerTensor of dtype {as_dtype(dtype).name}")
-    return _narrowed(array, dtype)
+    return _cast_checking_range(array, dtype)
 
 
 def _refuse_floats(described: str, found: DTypeLike, wanted: np.dtype[Any]) -> None:
@@ -110,7 +112,7 @@ def _refuse_floats(described: str, found: DTypeLike, wanted: np.dtype[Any]) -> N
         )
 
 
-def _narrowed(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _cast_checking_range(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Converts an array to the dtype of a tensor; raises an error if 64-bit integers do not fit into 32 bits."""
     if not fits(array, dtype):
         raise InvalidArgumentError.of(

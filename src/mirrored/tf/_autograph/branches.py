@@ -20,8 +20,8 @@ from mirrored.tf._autograph.state import (
     is_same,
     is_tensor,
     is_undefined,
+    type_mismatch_error,
     uniform,
-    unlike,
     zeros_like,
 )
 from mirrored.tf._autograph.truth import truth
@@ -160,7 +160,12 @@ def _joined(
 ) -> list[Any]:
     """Builds a conditional from two traced branches; returns the resulting value of each Python variable."""
     pairs = [
-        _defined(statement, name, _read(first, second, blocks[0]), _read(second, first, blocks[1]))
+        _with_zeros_for_missing(
+            statement,
+            name,
+            _variable_as_tensor(first, second, blocks[0]),
+            _variable_as_tensor(second, first, blocks[1]),
+        )
         for name, first, second in zip(names, *values, strict=False)
     ]
     pieces = [_Joint(statement, name, *pair) for name, pair in zip(names, pairs, strict=False)]
@@ -176,7 +181,7 @@ def _joined(
     return [piece.result(outs) for piece in pieces]
 
 
-def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[Any, Any]:
+def _with_zeros_for_missing(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[Any, Any]:
     """Returns a variable's value at the end of each branch; an undefined value becomes zeros like the other value.
 
     A missing value becomes zeros if no later code reads it. So does a `TensorArray` of which no row was written.
@@ -186,11 +191,13 @@ def _defined(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[
     if not any(missing) or all(missing):
         return first, second
     if not (is_inferring() or is_generated(name)):
-        raise unlike(statement, name, f"gets a value in the {'else' if missing[0] else 'first'} branch only")
+        raise type_mismatch_error(
+            statement, name, f"gets a value in the {'else' if missing[0] else 'first'} branch only"
+        )
     return (zeros_like(second), second) if missing[0] else (first, zeros_like(first))
 
 
-def _read(value: PyTree, other: PyTree, block: Block) -> Any:
+def _variable_as_tensor(value: PyTree, other: PyTree, block: Block) -> Any:
     """Converts a variable, the result of one branch, to a tensor if the result of the other branch is a tensor.
 
     The variable is read in the code around the branches, so a variable that the branch assigns stays unchanged.
@@ -219,7 +226,9 @@ class _Joint:
         self._parts = (Parts.of(first), Parts.of(second))
         if self._parts[0].treedef != self._parts[1].treedef:
             refuse_growth(first, second)
-            raise unlike(statement, name, f"is {_shown(first)} in one branch and {_shown(second)} in the other")
+            raise type_mismatch_error(
+                statement, name, f"is {_shown(first)} in one branch and {_shown(second)} in the other"
+            )
         self._dtypes = [self._common(one, two) for one, two in zip(*(p.leaves for p in self._parts), strict=True)]
 
     def _common(self, one: Leaf, two: Leaf) -> Any:
@@ -227,11 +236,15 @@ class _Joint:
         if is_same(one, two):
             return None
         if not (is_tensor(one) and is_tensor(two)):
-            raise unlike(self._statement, self._name, f"is {_shown(one)} in one branch and {_shown(two)} in the other")
+            raise type_mismatch_error(
+                self._statement, self._name, f"is {_shown(one)} in one branch and {_shown(two)} in the other"
+            )
         first, second = as_tensor(one), as_tensor(two)
         numbers = is_number(one) or is_number(two)
         if first.shape != second.shape or (first.dtype != second.dtype and not numbers):
-            raise unlike(self._statement, self._name, f"is {_shown(one)} in one branch and {_shown(two)} in the other")
+            raise type_mismatch_error(
+                self._statement, self._name, f"is {_shown(one)} in one branch and {_shown(two)} in the other"
+            )
         return common_dtype(one, two)
 
     def given(self, number: int, tensors: Sequence[Any]) -> list[Any]:

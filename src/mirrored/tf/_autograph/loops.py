@@ -24,7 +24,7 @@ from mirrored.tf._autograph.state import (
     is_number,
     is_same,
     is_undefined,
-    unlike,
+    type_mismatch_error,
     zeros_like,
 )
 from mirrored.tf._autograph.truth import truth
@@ -61,7 +61,7 @@ def while_stmt(
         if isinstance(condition, jax.Array) and isinstance(condition, Tracer) and not is_eager():
             limit = _limit(opts.get("maximum_iterations"))
             limit = None if limit is None else max(limit - count, 0)  # `count` iterations have run in Python
-            _while_in_program(condition, test, body, _Names("while", get_state, set_state, symbol_names), limit)
+            _while_in_program(condition, test, body, _LoopVariables("while", get_state, set_state, symbol_names), limit)
             return
         if not truth(condition):
             return
@@ -69,7 +69,7 @@ def while_stmt(
 
 
 def _while_in_program(
-    condition: Operand, test: Callable[[], Any], body: Callable[[], None], state: _Names, limit: int | None
+    condition: Operand, test: Callable[[], Any], body: Callable[[], None], state: _LoopVariables, limit: int | None
 ) -> None:
     """Traces a `while` loop into the compiled program; `condition` is the loop condition before the first iteration."""
     try:
@@ -110,7 +110,7 @@ def for_stmt(
     Raises:
         UnimplementedError: There is a ``maximum_iterations`` for a loop inside the program.
     """
-    state = _Names("for", get_state, set_state, symbol_names)
+    state = _LoopVariables("for", get_state, set_state, symbol_names)
     if isinstance(iter_, TracedRange):
         _refuse_limit(opts)
         if not iter_.is_empty:  # else the trace of a body that never runs could raise an error
@@ -121,7 +121,7 @@ def for_stmt(
     if isinstance(iter_, jax.Array) and not is_eager():
         _refuse_limit(opts)
         if iter_.ndim == 0:
-            raise _no_rows(iter_)
+            raise _scalar_loop_error(iter_)
         _over_rows(iter_, extra_test, body, state)
     else:
         _over_python(iter_, extra_test, body, state)
@@ -140,7 +140,7 @@ def _refuse_limit(opts: Mapping[str, Any]) -> None:
 
 
 def _over_python(
-    iter_: Iterable[Any], extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _Names
+    iter_: Iterable[Any], extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _LoopVariables
 ) -> None:
     going: Any = True if extra_test is None else extra_test()
     length = _length(iter_)
@@ -149,7 +149,7 @@ def _over_python(
         if truth(going) is None:  # whether the loop has ended is known only at run time
             unknown += 1
             if max(unknown, length - number) > _MOST_UNKNOWN:
-                raise _too_long(length)
+                raise _too_long_error(length)
             run = functools.partial(body, element)
             if_stmt(going, run, _nothing, state.get, state.set, state.names, len(state.names))
         else:
@@ -167,7 +167,7 @@ def _length(values: Iterable[Any]) -> int:
         return 0
 
 
-def _too_long(length: int) -> UnimplementedError:
+def _too_long_error(length: int) -> UnimplementedError:
     return UnimplementedError.of(
         "for",
         found=f"a tensor decides when a loop over {length or f'more than {_MOST_UNKNOWN}'} Python values ends, by a "
@@ -183,7 +183,7 @@ def _nothing() -> None:
 
 
 def _over_rows(
-    rows: jax.Array, extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _Names
+    rows: jax.Array, extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _LoopVariables
 ) -> None:
     before = state.get()
     if rows.shape[0] == 0:
@@ -203,7 +203,7 @@ def _over_rows(
             raise error from None
 
 
-def _no_rows(scalar: jax.Array) -> ArgumentTypeError:
+def _scalar_loop_error(scalar: jax.Array) -> ArgumentTypeError:
     return ArgumentTypeError(
         "for in tf.function",
         found=f"the loop is over a scalar tensor of dtype {scalar.dtype}",
@@ -213,7 +213,7 @@ def _no_rows(scalar: jax.Array) -> ArgumentTypeError:
 
 
 def _over_range(
-    values: TracedRange, extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _Names
+    values: TracedRange, extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: _LoopVariables
 ) -> None:
     """Traces a `for` loop over a range with traced bounds, with the iteration number as an additional loop variable."""
     number: Any = jnp.zeros((), jnp.int32)
@@ -235,10 +235,10 @@ def _over_range(
         more = number < values.count
         return more if extra_test is None else jnp.logical_and(more, as_tensor(extra_test()))
 
-    _Names("for", get, put, (*state.names, "the iteration number")).loop(once, holds)
+    _LoopVariables("for", get, put, (*state.names, "the iteration number")).loop(once, holds)
 
 
-class _Names:
+class _LoopVariables:
     """The Python variables that a loop carries from one iteration to the next."""
 
     def __init__(self, statement: str, get_state: GetState, set_state: SetState, names: Sequence[str]) -> None:
@@ -273,30 +273,30 @@ class _Names:
             self.set(before)
             raise
         self.set(before)
-        raise unlike(self._statement, self.names[0], "changes its type with every iteration")
+        raise type_mismatch_error(self._statement, self.names[0], "changes its type with every iteration")
 
     def error(self, name: str, found: str) -> InvalidArgumentError:
-        return unlike(self._statement, name, found)
+        return type_mismatch_error(self._statement, name, found)
 
 
 class _Attempt:
     """One trace of a loop body, for given initial values of the variables that the loop carries."""
 
-    def __init__(self, names: _Names, start: tuple[Any, ...]) -> None:
-        self._names = names
+    def __init__(self, variables: _LoopVariables, start: tuple[Any, ...]) -> None:
+        self._variables = variables
         self._start = start
         self.parts = Parts.of(start)
         self._after: tuple[Any, ...] = start
 
     def traced(self, body: Callable[..., None], test: Callable[[], Any] | None, rows: jax.Array | None) -> Loop:
         def step(tensors: Sequence[Any], *row: jax.Array) -> list[Any]:
-            self._names.set(self.parts.filled(tensors))
+            self._variables.set(self.parts.filled(tensors))
             body(*row)
-            self._after = self._names.get()
+            self._after = self._variables.get()
             return self._results()
 
         def holds(tensors: Sequence[Any]) -> Any:
-            self._names.set(self.parts.filled(tensors))
+            self._variables.set(self.parts.filled(tensors))
             assert test is not None
             return as_tensor(test())
 
@@ -320,7 +320,7 @@ class _Attempt:
         Raises:
             InvalidArgumentError: No initial values fit.
         """
-        triples = zip(self._names.names, self._start, self._after, strict=True)
+        triples = zip(self._variables.names, self._start, self._after, strict=True)
         fitting = [self._fitting(name, before, after) for name, before, after in triples]
         return None if all(one is two for one, two in zip(fitting, self._start, strict=True)) else tuple(fitting)
 
@@ -331,7 +331,7 @@ class _Attempt:
         if old.treedef != new.treedef:
             grown = _grown(before, after)
             if grown is None:
-                raise self._names.error(name, f"changes its structure in the loop ({old.treedef} to {new.treedef})")
+                raise self._variables.error(name, f"changes its structure in the loop ({old.treedef} to {new.treedef})")
             return grown
         leaves = [self._leaf(name, one, two) for one, two in zip(old.leaves, new.leaves, strict=True)]
         same = all(one is two for one, two in zip(leaves, old.leaves, strict=True))
@@ -342,15 +342,15 @@ class _Attempt:
             return before
         tensors = Parts.of([before, after])
         if len(tensors.places) != 2:
-            raise self._names.error(name, f"is {before!r} before the loop and {type(after).__name__} in it")
+            raise self._variables.error(name, f"is {before!r} before the loop and {type(after).__name__} in it")
         old, new = tensors.tensors
         if old.shape != new.shape:
-            raise self._names.error(name, f"has the shape {old.shape} before the loop and {new.shape} in it")
+            raise self._variables.error(name, f"has the shape {old.shape} before the loop and {new.shape} in it")
         if old.dtype == new.dtype:
             return before
         if is_number(before):
             return old.astype(common_dtype(before, new))
-        raise self._names.error(name, f"is {old.dtype} before the loop and {new.dtype} in it")
+        raise self._variables.error(name, f"is {old.dtype} before the loop and {new.dtype} in it")
 
 
 def _grown(before: PyTree, after: PyTree) -> Any:

@@ -145,7 +145,7 @@ def is_inferring() -> bool:
     return _inferring.depth > 0
 
 
-def unlike(statement: str, name: str, found: str) -> InvalidArgumentError:
+def type_mismatch_error(statement: str, name: str, found: str) -> InvalidArgumentError:
     """Creates the error for a Python variable whose type differs between the paths of a traced `if` or loop."""
     shown = "the returned value" if name == RETURN_VALUE else f"`{name}`"
     return InvalidArgumentError.of(

@@ -47,7 +47,7 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from _within(ast.iter_child_nodes(one))
 
 
-class OuterNames(ast.NodeTransformer):
+class OuterNameTransformer(ast.NodeTransformer):
     """Adds an unused lambda with a function's nonlocal and global names, so that AutoGraph keeps assignments to them.
 
     Otherwise the passes take such a name for a local variable that is not read after the last `if`, and drop what its
@@ -90,7 +90,7 @@ class ReturnAnnotations:
                 self._hidden[name] = one.returns
                 one.returns = ast.copy_location(ast.Name(name, ctx=ast.Load()), one.returns)
 
-    def show(self, node: ast.AST) -> None:
+    def restore(self, node: ast.AST) -> None:
         """Restores the original return annotations in the converted AST."""
         for one in ast.walk(node):
             if isinstance(one, ast.FunctionDef) and isinstance(one.returns, ast.Name):
@@ -120,7 +120,7 @@ class ExceptionNames:
                 given = ast.Assign([ast.Name(one.name, ast.Store())], ast.Name(caught, ast.Load()))
                 one.body, one.name = [like(given, one.body[0]), *one.body], None
 
-    def show(self, node: ast.AST) -> None:
+    def restore(self, node: ast.AST) -> None:
         """Restores `as` in converted `except` clauses, and makes the user's name unbound at the end of each clause."""
         for one in ast.walk(node):
             if not isinstance(one, ast.ExceptHandler) or not isinstance(one.body[0], ast.Assign):
@@ -133,7 +133,7 @@ class ExceptionNames:
                 one.body[1:] = [like(whole, one.body[1])]
 
 
-class Plain(ast.NodeTransformer):
+class StatementTransformer(ast.NodeTransformer):
     """Rewrites ``try ... else`` and annotated assignments to equivalents that AutoGraph's passes can process.
 
     The passes take the first statement of the `else` of a `try` for the `else` itself. An annotation of a local

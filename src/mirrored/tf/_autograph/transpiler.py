@@ -26,7 +26,14 @@ from mirrored.tf._autograph import branches, calls, loops, scope, truth
 from mirrored.tf._autograph.calls import converted as converted
 from mirrored.tf._autograph.calls import converted_call as converted_call
 from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
-from mirrored.tf._autograph.syntax import ExceptionNames, OuterNames, Plain, ReturnAnnotations, check, like
+from mirrored.tf._autograph.syntax import (
+    ExceptionNames,
+    OuterNameTransformer,
+    ReturnAnnotations,
+    StatementTransformer,
+    check,
+    like,
+)
 from mirrored.tf._loop_options import set_loop_options
 
 _log = logging.getLogger("mirrored")
@@ -175,11 +182,11 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
         hidden = (ReturnAnnotations(ctx.namer), ExceptionNames(ctx.namer))
         for one in hidden:
             one.hide(node)
-        node = Plain().visit(node)
-        node = OuterNames().visit(_LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node)))
+        node = StatementTransformer().visit(node)
+        node = OuterNameTransformer().visit(_LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node)))
         node = api._TRANSPILER.transform_ast(node, ctx)
         for one in hidden:
-            one.show(node)
+            one.restore(node)
         return node
 
 

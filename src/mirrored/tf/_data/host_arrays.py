@@ -44,7 +44,7 @@ class HostArray(Rebinding, np.ndarray):  # type: ignore[type-arg]
         part = super().__getitem__(key)
         return HostText(part) if type(part) is bytes else part
 
-    def _comparable(self, other: Any) -> Any:
+    def _as_operand(self, other: Any) -> Any:
         """Converts the other operand of an operator: strings to bytes, and lists of numbers to this array's dtype."""
         if self.dtype.hasobject:
             return as_bytes_array(other) if is_text(other) else other
@@ -78,7 +78,7 @@ def _operator(name: str) -> Callable[[HostArray, Any], Any]:
     divides = name.strip("_") in ("truediv", "rtruediv")
 
     def method(self: HostArray, other: Any) -> Any:
-        given = self._comparable(other)
+        given = self._as_operand(other)
         if divides and _is_short(self) and _is_short(given):
             return of_arrays(self.astype(np.float32), given)
         result = of_arrays(self, given)

@@ -162,7 +162,9 @@ def _value(found: Mapping[str, Any], key: str, feature: FixedLenFeature | FixedL
     if kind is None:
         return _absent(key, feature, shape, dtype)
     if kind != _LISTS[dtype.name]:
-        raise _wrong(key, f"is a {kind}, not a {_LISTS[dtype.name]}", f"request the dtype that a {kind} contains")
+        raise _feature_error(
+            key, f"is a {kind}, not a {_LISTS[dtype.name]}", f"request the dtype that a {kind} contains"
+        )
     values = getattr(found[key], kind).value
     array = np.empty(len(values), dtype.dtype)
     array[:] = values
@@ -170,11 +172,13 @@ def _value(found: Mapping[str, Any], key: str, feature: FixedLenFeature | FixedL
         row = int(np.prod(shape, dtype=np.int64))
         if row == 0 or len(values) % row:
             fault = f"has {len(values)} values, not a multiple of the shape {list(shape)}"
-            raise _wrong(key, fault, "pass the shape of one row")
+            raise _feature_error(key, fault, "pass the shape of one row")
         return array.reshape(-1, *shape)
     if len(values) != int(np.prod(shape, dtype=np.int64)):
         fault = f"has {len(values)} values, not those of the shape {list(shape)}"
-        raise _wrong(key, fault, "pass the shape that was written, or a FixedLenSequenceFeature if the number varies")
+        raise _feature_error(
+            key, fault, "pass the shape that was written, or a FixedLenSequenceFeature if the number varies"
+        )
     return array.reshape(shape)[()]
 
 
@@ -184,11 +188,13 @@ def _absent(
     if isinstance(feature, FixedLenSequenceFeature):
         return np.empty((0, *shape), dtype.dtype)
     if feature.default_value is None:
-        raise _wrong(key, "is missing, and has no default_value", "pass a default_value, or a FixedLenSequenceFeature")
+        raise _feature_error(
+            key, "is missing, and has no default_value", "pass a default_value, or a FixedLenSequenceFeature"
+        )
     default = as_bytes_array(feature.default_value) if dtype is _dtypes.string else np.asarray(feature.default_value)
     if default.size != int(np.prod(shape, dtype=np.int64)):
         fault = f"is missing, and has a default_value of shape {list(default.shape)}, not {list(shape)}"
-        raise _wrong(key, fault, "pass a default_value of the shape of the feature")
+        raise _feature_error(key, fault, "pass a default_value of the shape of the feature")
     return default.astype(dtype.dtype).reshape(shape)[()]
 
 
@@ -200,10 +206,10 @@ def _check_default(value: Any, dtype: np.dtype[Any], key: str) -> None:
     if has_text != dtype.hasobject or not (has_text or keeps_values(default, dtype)):
         kind = "string" if dtype.hasobject else dtype.name
         fault = f"has the default_value {default.tolist()}, which is not of its dtype, {kind}"
-        raise _wrong(key, fault, "pass a default_value of the dtype of the feature")
+        raise _feature_error(key, fault, "pass a default_value of the dtype of the feature")
 
 
-def _wrong(key: str, found: str, remedy: str) -> InvalidArgumentError:
+def _feature_error(key: str, found: str, remedy: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         "tf.io.parse_example",
         found=f"the feature {key!r} {found}",
@@ -274,10 +280,10 @@ def parse_tensor(serialized: Texts, out_type: DTypeLike, name: str | None = None
         proto = parsed("TensorProto", text)
     except ValueError as error:
         found = f"the bytes are not a serialized tensor ({error})"
-        raise _no_tensor(found, "pass the unchanged result of tf.io.serialize_tensor") from error
+        raise _no_tensor_error(found, "pass the unchanged result of tf.io.serialize_tensor") from error
     code = {one.as_datatype_enum: one for one in _dtypes.NAMES.values()}.get(proto.dtype)
     if code != wanted:
-        raise _no_tensor(
+        raise _no_tensor_error(
             f"the tensor has dtype {code}, not {wanted}", "pass the out_type with which the tensor was written"
         )
     shape = tuple(dim.size for dim in proto.tensor_shape.dim)
@@ -300,7 +306,7 @@ def _numbers(values: list[Any], dtype: _dtypes.DType) -> list[Any]:
     return list(np.array(values, np.uint16).view(dtype.dtype)) if _TYPED[dtype.name] == "half_val" else values
 
 
-def _no_tensor(found: str, remedy: str) -> InvalidArgumentError:
+def _no_tensor_error(found: str, remedy: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(
         "tf.io.parse_tensor",
         found=found,

@@ -145,7 +145,7 @@ def decode_csv(
     form = csv.Format(field_delim, use_quote_delim, na_value, fields, count)
     try:
         columns = csv.columns_of(
-            list(lines.ravel()), form, [csv.Column.of(_default(given)) for given in record_defaults]
+            list(lines.ravel()), form, [csv.Column.of(_converted_default(given)) for given in record_defaults]
         )
     except MirroredError as error:
         raise InvalidArgumentError.of(
@@ -154,7 +154,7 @@ def decode_csv(
     return [on_host(column.reshape(lines.shape)[()]) for column in columns]
 
 
-def _default(given: object) -> Any:
+def _converted_default(given: object) -> Any:
     """Returns the default value of a CSV column, with tensors converted to NumPy arrays."""
     kept = isinstance(given, str | bytes | int | float | list | tuple | _dtypes.DType)
     return given if kept else np.asarray(given)

@@ -26,14 +26,14 @@ def _raising(function: _F) -> _F:
         except OpError:  # also an error of Python's class
             raise
         except FileNotFoundError as error:
-            raise _replaced(NotFoundError, error, "No such file or directory") from error
+            raise _op_error(NotFoundError, error, "No such file or directory") from error
         except FileExistsError as error:
-            raise _replaced(AlreadyExistsError, error, "file already exists") from error
+            raise _op_error(AlreadyExistsError, error, "file already exists") from error
 
     return run  # type: ignore[return-value]
 
 
-def _replaced(kind: type[OpError], error: OSError, reason: str) -> OpError:
+def _op_error(kind: type[OpError], error: OSError, reason: str) -> OpError:
     return kind(None, None, f"{error.filename}; {reason}")
 
 

@@ -15,7 +15,7 @@ from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import Tracer
 from mirrored._typing import PyTree
 from mirrored.tf._asking import inside_function
-from mirrored.tf._host_calls import omits_host_call
+from mirrored.tf._host_calls import record_if_omitted
 from mirrored.tf._table import op
 from mirrored.tf._tensors import is_tensor
 
@@ -94,7 +94,7 @@ def print_(
     write = functools.partial(
         _print_now, others, treedef, sep, end, 10**9 if summarize == -1 else summarize, output_stream
     )
-    if omits_host_call("tf.print"):
+    if record_if_omitted("tf.print"):
         return
     # A program prints at each execution, also text alone: a trace would print it once, and those of all branches.
     if inside_function() or any(isinstance(payload_of(one), Tracer) for one in arrays.values()):

@@ -280,7 +280,7 @@ def write(
         module = load("tensorboardX.summary", called="tf.summary.write", extra="summary")
         array = as_bytes_array(tensor) if is_text(tensor) else np.asarray(tensor)  # type: ignore[arg-type]
         if array.dtype.name not in _PROTO_TYPES:
-            raise _unwritable(array.dtype)
+            raise _unwritable_dtype_error(array.dtype)
         kind = module.TensorProto.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_name
         shape = module.TensorShapeProto(dim=[module.TensorShapeProto.Dim(size=size) for size in array.shape])
         proto = module.TensorProto(dtype=kind[_PROTO_TYPES[array.dtype.name]].number, tensor_shape=shape)
@@ -293,7 +293,7 @@ def write(
     return events is not None
 
 
-def _unwritable(dtype: np.dtype[Any]) -> ArgumentError:
+def _unwritable_dtype_error(dtype: np.dtype[Any]) -> ArgumentError:
     return ArgumentError(
         "tf.summary.write",
         found=f"a tensor of dtype {dtype}",
@@ -309,10 +309,10 @@ def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, i
     if writer is None or not should_record_summaries():
         return None, 0
     if isinstance(data, Tracer) and not hasattr(data, "__array__"):
-        raise _traced(kind)
+        raise _traced_error(kind)
     store = ambient().store
     if store is not None and store.captures:
-        raise _traced(kind)
+        raise _traced_error(kind)
     if replica is not None and replica.local_index != 0:
         return None, 0
     at = _defaults.step if step is None else step
@@ -326,7 +326,7 @@ def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, i
     return writer.events, int(np.asarray(at))
 
 
-def _traced(kind: str) -> ContextError:
+def _traced_error(kind: str) -> ContextError:
     return ContextError(
         f"tf.summary.{kind}",
         found="it was called inside a compiled function",

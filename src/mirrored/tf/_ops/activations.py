@@ -117,7 +117,7 @@ def moments(x: jax.Array, axes: Axes, shift: object = None, keepdims: bool = Fal
     apart = wide - jax.lax.stop_gradient(mean)
     squares = jnp.conj(apart) * apart if jnp.iscomplexobj(apart) else jnp.square(apart)
     variance = jnp.mean(squares, axis=axes, keepdims=keepdims)
-    return _like(x, mean if keepdims else jnp.squeeze(mean, axes), variance)
+    return _in_dtype_of(x, mean if keepdims else jnp.squeeze(mean, axes), variance)
 
 
 def _in_32_bits(x: jax.Array) -> jax.Array:
@@ -125,7 +125,7 @@ def _in_32_bits(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4 else x
 
 
-def _like(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _in_dtype_of(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Converts a mean and a variance to the dtype of `x`; if `x` is an integer tensor, to the dtype of the mean."""
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else mean.dtype
     return mean.astype(dtype), variance.astype(dtype)
@@ -140,7 +140,7 @@ def weighted_moments(
     weights = jnp.broadcast_to(frequency_weights.astype(wide.dtype), x.shape)
     mean = jnp.average(wide, axes, weights, keepdims=True)
     variance = jnp.average(jnp.square(wide - mean), axes, weights, keepdims=True)
-    return _like(x, *((one if keepdims else jnp.squeeze(one, axes)) for one in (mean, variance)))
+    return _in_dtype_of(x, *((one if keepdims else jnp.squeeze(one, axes)) for one in (mean, variance)))
 
 
 @op("nn.batch_normalization")

@@ -229,7 +229,7 @@ def _unrolled(
 
     def step() -> None:
         nonlocal state
-        state = _like(loop_vars, body(*state))
+        state = _packed_like(loop_vars, body(*state))
 
     unroll(lambda: known_bool(test(*state)), step, limit, refused)
     return pack_sequence_as(loop_vars, [_state(one) for one in flatten(state)])
@@ -238,11 +238,11 @@ def _unrolled(
 def _python_loop(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: PyTree, limit: int | None) -> Any:
     state, count = loop_vars, 0
     while (limit is None or count < limit) and bool(as_tensor(cond(*state))):
-        state, count = _like(loop_vars, body(*state)), count + 1
+        state, count = _packed_like(loop_vars, body(*state)), count + 1
     return pack_sequence_as(loop_vars, [_state(one) for one in flatten(state)])
 
 
-def _like(loop_vars: PyTree, result: PyTree) -> Any:
+def _packed_like(loop_vars: PyTree, result: PyTree) -> Any:
     """Converts the result of a loop body to a list with one item per loop variable, structured like that variable.
 
     As in TensorFlow, the items of a list or tuple are the loop variables, and lists and tuples are interchangeable. The
@@ -277,7 +277,7 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
 
     def step(flat: Sequence[jax.Array]) -> Sequence[jax.Array]:
         nonlocal after
-        after = _like(loop_vars, body(*_refilled(loop_vars, flat)))
+        after = _packed_like(loop_vars, body(*_refilled(loop_vars, flat)))
         grows = any(_is_grown(one, other) for one, other in zip(flatten(loop_vars), flatten(after), strict=False))
         return flat if grows else _tensors_of(after)  # `flat` is ignored: the body is traced again
 

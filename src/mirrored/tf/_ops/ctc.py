@@ -68,8 +68,8 @@ def ctc_loss(
     fits = jnp.all(_fits(labels, label_length, logit_length))
     known = values_now(fits)
     if known is None:
-        return jax.lax.cond(fits, _of_labels_that_fit, _of_all_labels, *given).astype(dtype)  # type: ignore[no-any-return]
-    return (_of_labels_that_fit if known else _of_all_labels)(*given).astype(dtype)
+        return jax.lax.cond(fits, _losses_by_optax, _losses_as_in_tensorflow, *given).astype(dtype)  # type: ignore[no-any-return]
+    return (_losses_by_optax if known else _losses_as_in_tensorflow)(*given).astype(dtype)
 
 
 def _fits(labels: jax.Array, label_length: jax.Array, logit_length: jax.Array) -> jax.Array:
@@ -79,7 +79,7 @@ def _fits(labels: jax.Array, label_length: jax.Array, logit_length: jax.Array) -
     return (label_length + jnp.sum(repeats, axis=1) <= logit_length) & (label_length <= longest)
 
 
-def _of_labels_that_fit(
+def _losses_by_optax(
     scores: jax.Array, labels: jax.Array, label_length: jax.Array, logit_length: jax.Array
 ) -> jax.Array:
     """Computes CTC losses with optax; they differ from TensorFlow's for examples with too few frames.
@@ -93,7 +93,9 @@ def _of_labels_that_fit(
     return optax.ctc_loss(jnp.swapaxes(scores, 0, 1), beyond[0], labels, beyond[1])  # type: ignore[no-any-return]
 
 
-def _of_all_labels(scores: jax.Array, labels: jax.Array, label_length: jax.Array, logit_length: jax.Array) -> jax.Array:
+def _losses_as_in_tensorflow(
+    scores: jax.Array, labels: jax.Array, label_length: jax.Array, logit_length: jax.Array
+) -> jax.Array:
     """Computes CTC losses as TensorFlow does, including those of examples with too few frames for their labels.
 
     The value sums paths that begin in the first state; the gradient also knows paths that begin in another one. Labels

@@ -294,7 +294,7 @@ class _Global:
         for strategy, (_, state) in self._inside.items():
             _assign(state, strategy, self._start(strategy))
 
-    def base(self) -> int:
+    def seed_or_default(self) -> int:
         """Returns the global seed, which operations combine with their own; TensorFlow's default if none is set."""
         return _DEFAULT_GRAPH_SEED if self.seed is None else self.seed
 
@@ -414,12 +414,12 @@ def next_key(seed: int | None = None) -> jax.Array:
     if seed is None:
         return of_replica(key)
     state = _global.state().read_value()
-    stream = key_of(jnp.asarray(initial_state(_global.base())[:2]))
+    stream = key_of(jnp.asarray(initial_state(_global.seed_or_default())[:2]))
     return of_replica(jax.random.fold_in(jax.random.fold_in(stream, state[2]), seed))
 
 
 def _key_for_element(element: ElementDraws, seed: int | None) -> jax.Array:
-    words = [] if seed is None and _global.seed is None else [_global.base()]
+    words = [] if seed is None and _global.seed is None else [_global.seed_or_default()]
     if seed is None or _global.seed is not None:
         return element_key(element, [*words, *([] if seed is None else [int(seed)])], element.pipeline)
     # Without a global seed the number of the pipeline differs between runs of the program.

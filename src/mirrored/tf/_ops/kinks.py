@@ -44,7 +44,7 @@ def _times(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(zero, 0, jnp.where(zero, 0, x) * y)
 
 
-def _power_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -> jax.Array:
+def _power_jvp(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -> jax.Array:
     """Computes the JVP of ``x ** y``; the derivative with respect to y is 0 where x is 0 or less."""
     # In terms of `_power`, so that second derivatives have the same rule.
     order = jnp.where(y == 0, 1, y)
@@ -55,12 +55,12 @@ def _power_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -
     return total
 
 
-def _times_moved(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -> jax.Array:
+def _times_jvp(x: jax.Array, y: jax.Array, of_x: jax.Array, of_y: jax.Array) -> jax.Array:
     """Computes the JVP of `multiply_no_nan`; the derivative with respect to y is 0 where y is 0 and x is not finite."""
     return _times(of_x, y) + jnp.where((y == 0) & ~jnp.isfinite(x), 0, x) * of_y
 
 
-def _nothing(moved: jax.Array) -> jax.Array:
+def _zero_tangent(moved: jax.Array) -> jax.Array:
     """Returns zeros that depend on the tangent `moved`, so that the gradient is zeros instead of None.
 
     A tangent that is NaN gives zeros, too.
@@ -68,12 +68,12 @@ def _nothing(moved: jax.Array) -> jax.Array:
     return jnp.where(jnp.zeros(moved.shape, bool), moved, jnp.zeros_like(moved))
 
 
-_sign: Final = _with_derivative(jnp.sign, lambda x, moved: _nothing(moved))
+_sign: Final = _with_derivative(jnp.sign, lambda x, moved: _zero_tangent(moved))
 _absolute: Final = _with_derivative(jnp.abs, lambda x, moved: _sign(x) * moved)
 _maximum: Final = _with_derivative(jnp.maximum, lambda x, y, of_x, of_y: jnp.where(x >= y, of_x, of_y))
 _minimum: Final = _with_derivative(jnp.minimum, lambda x, y, of_x, of_y: jnp.where(x <= y, of_x, of_y))
-_times_no_nan: Final = _with_derivative(_times, _times_moved)
-_power: Final = _with_derivative(jnp.power, _power_moved)
+_times_no_nan: Final = _with_derivative(_times, _times_jvp)
+_power: Final = _with_derivative(jnp.power, _power_jvp)
 
 
 def sign(x: jax.Array) -> jax.Array:

@@ -132,7 +132,7 @@ def tridiagonal_solve(
             rule="`perturb_singular` must be False: mirrored does not perturb singular systems",
             remedy="omit it, and add a small number to the main diagonal of a singular system",
         )
-    above, main, below = _three(diagonals, diagonals_format)
+    above, main, below = _padded_diagonals(diagonals, diagonals_format)
     vector = rhs.ndim == main.ndim and not transpose_rhs
     sides = rhs[..., None] if vector else jnp.swapaxes(rhs, -1, -2) if transpose_rhs else rhs
     sides = jnp.conj(sides) if conjugate_rhs else sides
@@ -140,7 +140,7 @@ def tridiagonal_solve(
     return found[..., 0] if vector else found
 
 
-def _three(diagonals: Operand, form: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _padded_diagonals(diagonals: Operand, form: str) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the superdiagonal, main diagonal and subdiagonal of matrices, each zero-padded to n entries."""
     if form == "compact":
         packed = as_tensor(diagonals)

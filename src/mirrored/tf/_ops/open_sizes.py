@@ -112,7 +112,7 @@ def _settled(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> 
         except _UNDECIDED as error:
             refused.append(error)
     batches = [_batch_of(inputs, one) for one in seen]
-    for numbers in (*batches, *_narrowed(inputs, [_complaint(error) for error in refused]), *seen):
+    for numbers in (*batches, *_with_candidate_sizes(inputs, [_complaint(error) for error in refused]), *seen):
         try:
             return _on_conditions(numbers, trace)
         except _UNDECIDED:
@@ -202,7 +202,7 @@ def _described(inputs: PyTree, conditions: Sequence[str]) -> Any:
 # Known sizes
 
 
-def _narrowed(inputs: PyTree, complaints: Sequence[str]) -> Iterator[Any]:
+def _with_candidate_sizes(inputs: PyTree, complaints: Sequence[str]) -> Iterator[Any]:
     """Yields the arguments with one unknown size replaced by a candidate number from JAX's error messages.
 
     ``(x - mean) / deviation`` with 30 means requires 30 columns. The numbers tried are those in the error messages, and

@@ -354,7 +354,7 @@ def histogram_fixed_width(
     """
     bounds = _bounds(values, value_range)
     low, high = bounds
-    inside, known = jnp.where(values > low, values, low), _constant(bounds)
+    inside, known = jnp.where(values > low, values, low), _known_elements(bounds)
     if array_dtype("float64") == np.float64:
         inside, low, high = (one.astype("float64") for one in (inside, low, high))
         bins = jnp.clip(jnp.floor((inside - low) / ((high - low) / nbins)), 0, nbins - 1).astype("int32")
@@ -365,7 +365,7 @@ def histogram_fixed_width(
     return jnp.bincount(bins.reshape(-1), length=nbins).astype(array_dtype(dtype))
 
 
-def _constant(array: jax.Array) -> np.ndarray[Any, Any] | None:
+def _known_elements(array: jax.Array) -> np.ndarray[Any, Any] | None:
     """Returns an array's elements as a NumPy array, or None if compiled code computes the array."""
     if isinstance(array, Tracer) or not array.is_fully_addressable:
         return values_now(array)

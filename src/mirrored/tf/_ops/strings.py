@@ -31,7 +31,7 @@ def _each(function: Callable[..., Any], *texts: Any, dtype: Any = object) -> Any
     return on_host(made[()] if made.dtype == object else np.asarray(made))
 
 
-def _invalid(called: str, found: str, rule: str, remedy: str) -> InvalidArgumentError:
+def _argument_error(called: str, found: str, rule: str, remedy: str) -> InvalidArgumentError:
     return InvalidArgumentError.of(f"tf.strings.{called}", found=found, rule=rule, remedy=remedy)
 
 
@@ -109,7 +109,7 @@ def substr(input: Texts, pos: Whole, len: Whole, unit: str = "BYTE") -> Any:
         units: Any = text.decode() if _is_characters(unit, "substr") else text
         size = units.__len__()
         if not -size <= start <= size:
-            raise _invalid(
+            raise _argument_error(
                 "substr",
                 f"pos {start} out of range for string {text!r}",
                 "a position must be within its text",
@@ -134,7 +134,9 @@ def length(input: Texts, unit: str = "BYTE") -> HostArray:
 
 def _is_characters(unit: str, called: str) -> bool:
     if unit not in ("BYTE", "UTF8_CHAR"):
-        raise _invalid(called, f"unit={unit!r}", 'the unit must be "BYTE" or "UTF8_CHAR"', 'pass "BYTE" or "UTF8_CHAR"')
+        raise _argument_error(
+            called, f"unit={unit!r}", 'the unit must be "BYTE" or "UTF8_CHAR"', 'pass "BYTE" or "UTF8_CHAR"'
+        )
     return unit == "UTF8_CHAR"
 
 
@@ -230,7 +232,7 @@ def _compiled(pattern: str | bytes, called: str) -> re.Pattern[str]:
     try:
         return re.compile(text, re.ASCII)
     except re.error as error:
-        raise _invalid(
+        raise _argument_error(
             called,
             f"Invalid pattern: {pattern!r}, error: {error}",
             "the pattern must be a regular expression in the syntax of Python's re",
@@ -256,7 +258,7 @@ def join(inputs: Sequence[Texts], separator: str | bytes = "") -> Any:
     arrays = [as_bytes_array(one) for one in inputs]
     shapes = {one.shape for one in arrays if one.ndim}
     if len(shapes) > 1:
-        raise _invalid(
+        raise _argument_error(
             "join",
             f"Input shapes do not match: {' vs. '.join(map(str, sorted(shapes)))}",
             "arrays of texts must have the same shape",
@@ -275,7 +277,7 @@ def reduce_join(
     array, between = as_bytes_array(inputs), _one(separator, "reduce_join")
     axes = range(array.ndim)[::-1] if axis is None else [axis] if isinstance(axis, int) else axis
     if any(not -array.ndim <= one < array.ndim for one in axes):
-        raise _invalid(
+        raise _argument_error(
             "reduce_join",
             f"axis={axis} was passed for texts of shape {array.shape}",
             "an axis must be one of the texts' axes",
@@ -319,7 +321,7 @@ def to_number(input: Texts, out_type: DTypeLike = "float32") -> HostArray:
                 return value
             return float.fromhex(_text(text)) if b"x" in text.lower() else float(text)
         except ValueError:
-            raise _invalid(
+            raise _argument_error(
                 "to_number",
                 f"could not correctly convert string: {text!r}",
                 f"every text must be a number of dtype {dtype}",

@@ -275,7 +275,9 @@ class TensorArray:
         except (NotConstant, InvalidArgumentError):
             return self._picked(as_tensor(index))
         if not 0 <= place < self._options.size:
-            raise _out_of_range("TensorArray.read", f"row {place} was read from a TensorArray of size {len(self)}")
+            raise _out_of_range_error(
+                "TensorArray.read", f"row {place} was read from a TensorArray of size {len(self)}"
+            )
         if self._buffer is not None:
             return self._buffer[place]  # type: ignore[no-any-return]
         return self._rows[place] if place in self._rows else jnp.zeros(self._shape_or_refuse(), self._options.dtype)
@@ -318,7 +320,7 @@ class TensorArray:
         places = as_tensor(indices)
         found = outside(places, self._options.size)
         if found is not None:
-            raise _out_of_range("TensorArray.gather", found)
+            raise _out_of_range_error("TensorArray.gather", found)
         return self._picked(places)
 
     def _picked(self, index: jax.Array) -> jax.Array:
@@ -402,7 +404,7 @@ def _require_shape(row: jax.Array, shape: tuple[int, ...]) -> None:
     )
 
 
-def _out_of_range(called: str, found: str) -> OutOfRangeError:
+def _out_of_range_error(called: str, found: str) -> OutOfRangeError:
     return OutOfRangeError.of(
         called,
         found=found,

@@ -18,7 +18,7 @@ from mirrored.tf._table import Common, Ints, op, register, rows
 from mirrored.tf._tensors import as_tensor
 
 
-def _four(value: StaticInts, called: str, argument: str) -> tuple[int, int, int, int]:
+def _expanded_to_nhwc(value: StaticInts, called: str, argument: str) -> tuple[int, int, int, int]:
     """Expands 1, 2 or 4 window sizes, strides or dilations to ``(1, height, width, 1)``."""
     numbers = static_ints(value, called=called, argument=argument)
     if len(numbers) == 4 and (numbers[0], numbers[3]) != (1, 1):
@@ -70,7 +70,7 @@ def max_pool_with_argmax(
     """
     called = "tf.nn.max_pool_with_argmax"
     _check_format(called, data_format)
-    window, steps = _four(ksize, called, "ksize"), _four(strides, called, "strides")
+    window, steps = _expanded_to_nhwc(ksize, called, "ksize"), _expanded_to_nhwc(strides, called, "strides")
     pads = jax.lax.padtype_to_pads(input.shape, window, steps, padding.upper())
     places = np.arange(np.prod(input.shape[1:])).reshape((1, *input.shape[1:]))
     if include_batch_in_index:
@@ -106,7 +106,7 @@ def dilation2d(
     """
     called = "tf.nn.dilation2d"
     _check_format(called, data_format)
-    steps, holes = _four(strides, called, "strides"), _four(dilations, called, "dilations")
+    steps, holes = _expanded_to_nhwc(strides, called, "strides"), _expanded_to_nhwc(dilations, called, "dilations")
     window = (1, filters.shape[0], filters.shape[1], 1)
     reach = [(size - 1) * hole + 1 for size, hole in zip(window, holes, strict=True)]
     pads = jax.lax.padtype_to_pads(input.shape, reach, steps, padding.upper())

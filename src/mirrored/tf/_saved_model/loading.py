@@ -268,7 +268,7 @@ def _fitted(
         for spec, value in zip(program.inputs, values, strict=True)
     ]
     specs, spec_tree = jax.tree.flatten(tuple(program.inputs), is_leaf=_is_leaf)
-    values = [_in_order_of(spec, value) for spec, value in zip(program.inputs, values, strict=True)]
+    values = [_with_dict_types_of(spec, value) for spec, value in zip(program.inputs, values, strict=True)]
     leaves, tree = jax.tree.flatten(tuple(values), is_leaf=lambda one: one is None)
     if bool(tree != spec_tree):  # type: ignore[operator]
         return None
@@ -313,13 +313,13 @@ def _is_fixed(wanted: object, value: object, has_same_types: bool) -> bool:
     return not (hasattr(value, "ndim") and value.ndim) and bool(wanted == value)
 
 
-def _in_order_of(spec: Any, value: Any) -> Any:
+def _with_dict_types_of(spec: Any, value: Any) -> Any:
     """Converts each dict in `value` to the type of the corresponding dict in `spec`: `dict` or `OrderedDict`."""
     if isinstance(spec, dict) and isinstance(value, dict) and value.keys() == spec.keys():
-        parts = {key: _in_order_of(one, value[key]) for key, one in spec.items()}
+        parts = {key: _with_dict_types_of(one, value[key]) for key, one in spec.items()}
         return OrderedDict(parts) if isinstance(spec, OrderedDict) else parts
     if type(value) in (list, tuple) and type(spec) is type(value) and len(spec) == len(value):
-        return type(value)(map(_in_order_of, spec, value))
+        return type(value)(map(_with_dict_types_of, spec, value))
     return value
 
 

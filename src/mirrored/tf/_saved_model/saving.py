@@ -151,17 +151,17 @@ def _write(directory: Path, obj: object, functions: _Programs, entries: _Program
     if writes_here(SAVED, directory):  # all workers have checked the path when one starts to replace it
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        _write_parts(unfinished, unfinished / VARIABLES, obj, functions, entries)
+        _write_contents(unfinished, unfinished / VARIABLES, obj, functions, entries)
         _put_in_place(unfinished, directory)
     else:
         # All workers trace the functions and save the variables together: both compare values between workers.
         with tempfile.TemporaryDirectory() as elsewhere:
-            _write_parts(Path(elsewhere), unfinished / VARIABLES, obj, functions, entries)
+            _write_contents(Path(elsewhere), unfinished / VARIABLES, obj, functions, entries)
     if several_workers():
         host_allgather(SAVED, "wait until the program is saved", None)
 
 
-def _write_parts(
+def _write_contents(
     folder: Path,
     checkpoint: Path,
     obj: object,
