@@ -251,7 +251,7 @@ class taking_turn:
         self._lock.release()
 
 
-def closed_meanwhile(called: str = "DatasetIterator") -> InputError:
+def closed_meanwhile_error(called: str = "DatasetIterator") -> InputError:
     """Creates the error for a thread that waits for an element while another thread closes the iterator."""
     return InputError(
         called,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from mirrored._jax.trees import tree_map
-from mirrored.data.calling import close_each, close_iterator, close_or_leave, closed_meanwhile, no_end
+from mirrored.data.calling import close_each, close_iterator, close_or_leave, closed_meanwhile_error, no_end
 from mirrored.data.elements import Element, joined
 from mirrored.data.no_position import checked
 from mirrored.data.placement import batch_size
@@ -32,7 +32,7 @@ class Cursor(Protocol):
         ...
 
 
-def beyond_end(position: int | None = None, count: int | None = None) -> InputError:
+def beyond_end_error(position: int | None = None, count: int | None = None) -> InputError:
     """Creates the error for restoring an iterator to a saved position that lies after the end of the data.
 
     Args:
@@ -57,7 +57,7 @@ def read_again(cursor: Any) -> Any:
     try:
         return next(cursor)
     except StopIteration:
-        raise beyond_end() from None
+        raise beyond_end_error() from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class PositionCursor:
             InputError: The data has fewer elements.
         """
         if state["next_index"] > self._length:
-            raise beyond_end(state["next_index"], self._length)
+            raise beyond_end_error(state["next_index"], self._length)
         self._next = state["next_index"]
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class IterableCursor:
             raise
         if self._iterator is not iterator:  # another thread has called `close`, and left the iterator to this one
             close_iterator(iterator)
-            raise closed_meanwhile()
+            raise closed_meanwhile_error()
         self._count, self._failed, self._failed_since = self._count + 1, self._failed + self._failed_since, 0
         return self._convert(value, self._count - 1)
 
@@ -252,7 +252,7 @@ class SequenceCursor:
         if state["inner"] is not None:
             self._cursor = self._open_part(self._part)
             if self._cursor is None:
-                raise beyond_end()
+                raise beyond_end_error()
             self._cursor.set_state(state["inner"])
 
     def close(self) -> None:
@@ -411,7 +411,7 @@ class RebatchCursor:
             length = batch_size(batch, "Dataset.rebatch")
         except StopIteration:
             if self._batch is None and self._row:
-                raise beyond_end() from None
+                raise beyond_end_error() from None
             if len(self._sizes) == 1:  # else batches of size 0 may follow, which have the shapes of the last batch
                 self._before, self._batch, self._length, self._row = before, None, 0, 0
             return False
@@ -421,7 +421,7 @@ class RebatchCursor:
         # After a restored position `_row` is the first row of this batch that was not returned.
         self._row = 0 if self._batch is not None else self._row
         if self._row > length:
-            raise beyond_end()
+            raise beyond_end_error()
         self._before, self._batch, self._length = before, batch, length
         return True
 

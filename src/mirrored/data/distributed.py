@@ -110,8 +110,8 @@ class DistributedIterator(IteratedAsPython):
     def _next(self) -> Any:
         if self._done is not None:
             if self._done == "ended":
-                raise stop_iteration(self._ended)
-            raise _closed()
+                raise stop_iteration(self._no_element_error)
+            raise _closed_error()
         last, state, examples = self._handed
         if self._started is None:
             if state is None:
@@ -124,7 +124,7 @@ class DistributedIterator(IteratedAsPython):
         if item.error is not None and not (self._worker_steps and isinstance(item.error, StopIteration)):
             self._finish("ended" if isinstance(item.error, StopIteration) else "failed")
             if isinstance(item.error, StopIteration):
-                raise stop_iteration(self._ended)
+                raise stop_iteration(self._no_element_error)
             raise item.error
         value, count = item.value, item.examples
         if self._worker_steps is not None:
@@ -147,7 +147,7 @@ class DistributedIterator(IteratedAsPython):
             return self._worker_steps.settled(item.value, item.error is not None, item.number)
         except StopIteration:
             self._finish("ended")
-            raise stop_iteration(self._ended) from None
+            raise stop_iteration(self._no_element_error) from None
 
     def get_next(self) -> Any:
         """Returns the next element: per-replica values on the devices.
@@ -158,9 +158,9 @@ class DistributedIterator(IteratedAsPython):
         try:
             return next(self)
         except StopIteration:
-            raise self._ended() from None
+            raise self._no_element_error() from None
 
-    def _ended(self) -> EndOfDataError:
+    def _no_element_error(self) -> EndOfDataError:
         return self._end_error(
             "DistributedIterator.get_next",
             found="End of sequence: the dataset has no more elements",
@@ -224,7 +224,7 @@ class DistributedIterator(IteratedAsPython):
 
     def _move_to(self, state: dict[str, Any]) -> None:
         if self._done == "closed":
-            raise _closed()
+            raise _closed_error()
         try:
             if self._started is None and not self._was_moved:
                 self._move_unread(state["reader"])
@@ -417,7 +417,7 @@ def refuse_transformation(kind: str, name: str) -> NoReturn:
     )
 
 
-def _closed() -> InputError:
+def _closed_error() -> InputError:
     return InputError(
         "DistributedIterator",
         found="it was used after close(), or after it raised an error",

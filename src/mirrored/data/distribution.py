@@ -15,7 +15,7 @@ from mirrored.data.distributed import DistributedDataset
 from mirrored.data.input_options import InputContext, InputOptions, InputReplicationMode
 from mirrored.data.placement import Placer
 from mirrored.data.readers import ElementsInTurn, GlobalBatches
-from mirrored.data.sources import Source, WorkerShare, as_source, refuse_in_elastic_job
+from mirrored.data.sources import Source, WorkerShare, as_source, elastic_job_error
 from mirrored.data.specs import ArraySpec, map_specs
 from mirrored.errors import ArgumentError
 from mirrored.strategies import Strategy
@@ -86,7 +86,7 @@ def distribute_dataset(
             remedy="iterate over it directly",
         )
     source = as_source(dataset, options.batch_size, called)
-    share = _share(strategy.device_assignment)
+    share = _worker_share(strategy.device_assignment)
     own = None if share is None else source.of_worker(share, called)
     placer = Placer(strategy.device_assignment, options.experimental_fetch_to_device, own is not None)
     if share is None or own is None:
@@ -133,7 +133,7 @@ def distribute_from_function(
     """
     called = "Strategy.distribute_datasets_from_function"
     if distributed.is_elastic():
-        raise refuse_in_elastic_job(called, "each worker would read its own data")
+        raise elastic_job_error(called, "each worker would read its own data")
     options = _checked(options, called, from_function=True)
     placer = Placer(
         strategy.device_assignment, options.experimental_fetch_to_device, len(_workers(strategy.device_assignment)) > 1
@@ -166,7 +166,7 @@ def _workers(device_assignment: DeviceAssignment | None) -> list[int]:
     return sorted({0} if device_assignment is None else {device.process_index for device in device_assignment.devices})
 
 
-def _share(device_assignment: DeviceAssignment | None) -> WorkerShare | None:
+def _worker_share(device_assignment: DeviceAssignment | None) -> WorkerShare | None:
     """Returns this worker's `WorkerShare` (process indices, replica counts); None if one worker runs all replicas."""
     workers = _workers(device_assignment)
     if device_assignment is None or len(workers) == 1:

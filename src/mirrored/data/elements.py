@@ -199,7 +199,7 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
         return np.array(column, object)
     shape, dtype = np.shape(first), _dtype_with_room(column)
     for index, leaf in enumerate(column):
-        if np.shape(leaf) != shape or not _is_alike(leaf, dtype):
+        if np.shape(leaf) != shape or not _has_dtype(leaf, dtype):
             raise StructureError(
                 called,
                 found=f"the leaf element{name} is {described(first)} in element 0 of the batch "
@@ -219,7 +219,7 @@ def _dtype_with_room(column: list[Any]) -> np.dtype[Any]:
     return np.result_type(*[leaf.dtype for leaf in column if getattr(leaf, "dtype", dtype).kind == dtype.kind])
 
 
-def _is_alike(leaf: Any, dtype: np.dtype[Any]) -> bool:
+def _has_dtype(leaf: Any, dtype: np.dtype[Any]) -> bool:
     """Returns whether a value has the given dtype; string dtypes of different lengths count as equal."""
     own = getattr(leaf, "dtype", None)
     return own == dtype or (own is not None and own.kind == dtype.kind and dtype.kind in "SU")
@@ -241,7 +241,7 @@ def joined(parts: Sequence[Element], called: str) -> Element:
 def _concatenated(column: list[np.ndarray], name: str, called: str) -> np.ndarray:
     first, dtype = column[0], _dtype_with_room(column)
     for index, part in enumerate(column):
-        if part.shape[1:] != first.shape[1:] or not _is_alike(part, dtype):
+        if part.shape[1:] != first.shape[1:] or not _has_dtype(part, dtype):
             raise StructureError(
                 called,
                 found=f"the leaf element{name} is {described(first)} in part 0 of the batch "
@@ -305,7 +305,7 @@ def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
     arrays = [np.asarray(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf) for leaf in column]
     first, dtype = arrays[0], _dtype_with_room(arrays)
     for index, array in enumerate(arrays):
-        if not _is_alike(array, dtype) or array.ndim != first.ndim:
+        if not _has_dtype(array, dtype) or array.ndim != first.ndim:
             raise StructureError(
                 called,
                 found=f"the leaf element{name} is {described(column[0])} in element 0 of the batch "

@@ -24,7 +24,7 @@ from typing import Any, Final
 from mirrored._jax import distributed
 from mirrored._jax.traces import eager, is_eager
 from mirrored._threads import start
-from mirrored.data.calling import Closeable, closed_meanwhile
+from mirrored.data.calling import Closeable, closed_meanwhile_error
 from mirrored.data.carrying import Settings
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
@@ -322,10 +322,10 @@ class Feed:
         try:
             item = self._given = self._ready[0]
         except IndexError:  # `close` has cleared the queue
-            return FeedItem(error=closed_meanwhile("DistributedIterator"))
+            return FeedItem(error=closed_meanwhile_error("DistributedIterator"))
         self._drop_given()
         # What a stopped feed gets from its source is the end of the data, which would end a loop quietly.
-        return FeedItem(error=closed_meanwhile("DistributedIterator")) if self._stop.is_set else item
+        return FeedItem(error=closed_meanwhile_error("DistributedIterator")) if self._stop.is_set else item
 
     def _drop_given(self) -> None:
         if self._ready and self._ready[0] is self._given:

@@ -11,7 +11,7 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._jax.trees import tree_map
 from mirrored.data.calling import close_each
-from mirrored.data.cursors import beyond_end, read_again
+from mirrored.data.cursors import beyond_end_error, read_again
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.input_options import InputOptions
@@ -204,7 +204,7 @@ class GlobalBatches:
                 batch = next(self._cursor)
             except StopIteration:
                 if self._to_skip:
-                    raise beyond_end(self._consumed, self._consumed - self._to_skip) from None
+                    raise beyond_end_error(self._consumed, self._consumed - self._to_skip) from None
                 raise
             count = batch_size(batch, "Strategy.experimental_distribute_dataset", self._source.batching)
             if self._to_skip == 0:

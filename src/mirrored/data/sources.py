@@ -60,7 +60,7 @@ class WorkerShare:
     num_replicas: int
 
 
-def refuse_in_elastic_job(called: str, found: str) -> ArgumentError:
+def elastic_job_error(called: str, found: str) -> ArgumentError:
     """Creates the error for input whose examples depend on the number of workers, which changes in an elastic job.
 
     Args:

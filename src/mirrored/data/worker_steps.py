@@ -150,7 +150,7 @@ class OwnBatches:
             raise StopIteration
         empty_workers = [worker for worker, theirs in enumerate(everyone) if not theirs[1]]
         if empty_workers:
-            raise _nothing(empty_workers)
+            raise _empty_workers_error(empty_workers)
         if has_ended:
             value = tree_map(_empty, self._template, is_leaf=_is_per_replica)
         uniform = not any(ended) and all(
@@ -182,7 +182,7 @@ def _ragged(value: PerReplica) -> PerReplica:
     return PerReplica.of_components(value.values, value.device_assignment, is_ragged=True)
 
 
-def _nothing(workers: Sequence[int]) -> DisagreementError:
+def _empty_workers_error(workers: Sequence[int]) -> DisagreementError:
     which = f"worker {workers[0]}" if len(workers) == 1 else f"workers {', '.join(map(str, workers))}"
     return DisagreementError(
         _CALLED,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map
-from mirrored.data.cursors import Cursor, Failed, beyond_end, has_passed
+from mirrored.data.cursors import Cursor, Failed, beyond_end_error, has_passed
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
@@ -81,7 +81,7 @@ class _CacheCursor:
         if self._reading is None:
             self._reading = self._node.parent.cursor(self._run)
         while len(self._read) < count:
-            before = self._reading.get_state() if self._run.forgives else None
+            before = self._reading.get_state() if self._run.ignores_errors else None
             try:
                 self._read.append(tree_map(frozen, next(self._reading)))
             except StopIteration:
@@ -92,7 +92,7 @@ class _CacheCursor:
             except Exception as error:
                 self._lacks = True
                 # Without `ignore_errors` the iteration ends here. Otherwise it goes on, unless the parent cannot.
-                if not self._run.forgives or not has_passed(self._reading, before, error):
+                if not self._run.ignores_errors or not has_passed(self._reading, before, error):
                     raise
                 self._read.append(Failed(error))
             except BaseException:
@@ -101,7 +101,7 @@ class _CacheCursor:
 
     def _check_place(self, length: int) -> None:
         if self._place > length:
-            raise beyond_end(self._place, length)
+            raise beyond_end_error(self._place, length)
 
     def get_state(self) -> Any:
         return {"place": self._place}

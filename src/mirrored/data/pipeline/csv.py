@@ -69,14 +69,14 @@ class Column:
         """
         if not text:
             if self.default is None:
-                raise _refused(place, "is empty, and the column has no default")
+                raise _field_error(place, "is empty, and the column has no default")
             return self.default
         if self.dtype == _TEXT:
             return text.encode()
         try:
             return self._number(text)
         except (ValueError, OverflowError):
-            raise _refused(place, f"is not a valid {self.dtype}: {text!r}") from None
+            raise _field_error(place, f"is not a valid {self.dtype}: {text!r}") from None
 
     def _number(self, text: str) -> Any:
         number: Any = _number(text, self.dtype.kind == "f")
@@ -123,7 +123,7 @@ def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def _refused(place: str, found: str) -> StructureError:
+def _field_error(place: str, found: str) -> StructureError:
     return StructureError(
         "CSV",
         found=f"{place} {found}",
@@ -159,13 +159,13 @@ class Format:
         try:
             found = next(self._reader(line.decode()), [""])
         except (csv.Error, UnicodeDecodeError) as error:
-            raise _wrong_line(line, f"{error}") from error
+            raise _line_error(line, f"{error}") from error
         if self.quotes and b'"' in line and not self._quoted.fullmatch(line.decode()):
-            raise _wrong_line(line, "a quote inside a field that does not begin with one")
+            raise _line_error(line, "a quote inside a field that does not begin with one")
         wanted = self.fields if self.fields is not None else range(len(found) if self.count is None else self.count)
         if (self.count is not None and len(found) != self.count) or any(place >= len(found) for place in wanted):
             needed = self.count if self.count is not None else max(wanted) + 1
-            raise _wrong_line(line, f"{len(found)} fields instead of {needed}")
+            raise _line_error(line, f"{len(found)} fields instead of {needed}")
         return ["" if found[place] == self.missing else found[place] for place in wanted]
 
     @functools.cached_property
@@ -181,7 +181,7 @@ class Format:
         return csv.reader([text], delimiter=self.delimiter, quoting=csv.QUOTE_NONE, strict=True)
 
 
-def _wrong_line(line: bytes, found: str) -> StructureError:
+def _line_error(line: bytes, found: str) -> StructureError:
     return StructureError(
         "CSV",
         found=f"{found}, in the line {line[:80]!r}",

@@ -21,7 +21,7 @@ from mirrored.data.pipeline.nodes import Run, first_element, nodes
 from mirrored.data.pipeline.streams import IterableSource, Rebatched
 from mirrored.data.pipeline.transformations import Mapped, Mapping, Prefetched, Repeated
 from mirrored.data.placement import BATCH_DATASET, batch_size
-from mirrored.data.sources import Source, WorkerShare, refuse_in_elastic_job, register_kind
+from mirrored.data.sources import Source, WorkerShare, elastic_job_error, register_kind
 from mirrored.data.specs import NoElementError, empty_batch
 from mirrored.errors import EndOfDataError, StructureError
 
@@ -99,7 +99,7 @@ class DatasetSource(Source):
         if policy not in (AutoShardPolicy.OFF, AutoShardPolicy.FILE):
             return None
         if distributed.is_elastic():
-            raise refuse_in_elastic_job(called, f"the dataset has AutoShardPolicy.{policy.name}")
+            raise elastic_job_error(called, f"the dataset has AutoShardPolicy.{policy.name}")
         self.refuse_unbatched(called)
         dataset = self.dataset
         # The first batch has the global batch size, and the structure of the empty batches.

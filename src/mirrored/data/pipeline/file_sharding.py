@@ -113,7 +113,11 @@ def _check_all_have_files(step: Node, called: str) -> None:
     """
     inputs: Sequence[Node] = ()
     if isinstance(step, Several):
-        inputs = step.members if isinstance(step, Concatenated) else [one for one in step.members if not _is_alike(one)]
+        inputs = (
+            step.members
+            if isinstance(step, Concatenated)
+            else [one for one in step.members if not _needs_no_sharding(one)]
+        )
     elif isinstance(step, Chosen):  # choices decide the order alone, unless files contain them
         inputs = [*step.members, *([step.choices] if _has_files(step.choices) else [])]
     if isinstance(step, Several) and not isinstance(step, Concatenated):
@@ -148,7 +152,7 @@ def _check_pairs(inputs: Sequence[Node], called: str) -> None:
         )
 
 
-def _is_alike(node: Node) -> bool:
+def _needs_no_sharding(node: Node) -> bool:
     """Returns whether a dataset needs no sharding: it yields one constant, random numbers, or an infinite range."""
     return all(
         isinstance(step, Uniform)

@@ -16,7 +16,7 @@ from typing import IO, Any, Final, Self, TypeAlias
 import numpy as np
 
 from mirrored._typing import Array, HostArray
-from mirrored.data.cursors import Cursor, InterleaveCursor, IterableCursor, SequenceCursor, beyond_end
+from mirrored.data.cursors import Cursor, InterleaveCursor, IterableCursor, SequenceCursor, beyond_end_error
 from mirrored.data.elements import Element
 from mirrored.data.extra import crc32c
 from mirrored.data.no_position import NoPosition
@@ -117,7 +117,9 @@ class _FileCursor:
         except (OSError, EOFError, zlib.error) as error:
             if isinstance(error, MirroredError):
                 raise
-            raise _damaged(self._source.called, self._path, self._records, f"it cannot be read: {error}") from error
+            raise _damaged_error(
+                self._source.called, self._path, self._records, f"it cannot be read: {error}"
+            ) from error
         if record is None:
             raise StopIteration
         self._records += 1
@@ -134,7 +136,7 @@ class _FileCursor:
             reached = min(reached, self._file.seek(0, os.SEEK_END))
             self._file.seek(reached)
         if reached < state["offset"]:
-            raise beyond_end()
+            raise beyond_end_error()
         self._records = state["records"]
 
     def close(self) -> None:
@@ -218,16 +220,16 @@ def read_tfrecord(file: IO[bytes], path: str, record: int) -> bytes | None:
     if not header:
         return None
     if len(header) < _HEADER.size:
-        raise _damaged("TFRecordDataset", path, record, f"its header has {len(header)} of {_HEADER.size} bytes")
+        raise _damaged_error("TFRecordDataset", path, record, f"its header has {len(header)} of {_HEADER.size} bytes")
     length, length_crc = _HEADER.unpack(header)
     if masked_crc(header[:8]) != length_crc:
-        raise _damaged("TFRecordDataset", path, record, "the CRC of its length is wrong")
+        raise _damaged_error("TFRecordDataset", path, record, "the CRC of its length is wrong")
     data = file.read(length)
     footer = file.read(_FOOTER.size)
     if len(data) < length or len(footer) < _FOOTER.size:
-        raise _damaged("TFRecordDataset", path, record, f"the file ends after {len(data)} of its {length} bytes")
+        raise _damaged_error("TFRecordDataset", path, record, f"the file ends after {len(data)} of its {length} bytes")
     if masked_crc(data) != _FOOTER.unpack(footer)[0]:
-        raise _damaged("TFRecordDataset", path, record, "the CRC of its data is wrong")
+        raise _damaged_error("TFRecordDataset", path, record, "the CRC of its data is wrong")
     return data
 
 
@@ -237,7 +239,7 @@ def masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def _damaged(called: str, path: str, record: int, found: str) -> DataFileError:
+def _damaged_error(called: str, path: str, record: int, found: str) -> DataFileError:
     return DataFileError(
         called,
         found=f"record {record} of {path}: {found}",

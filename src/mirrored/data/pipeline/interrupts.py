@@ -95,7 +95,7 @@ class RestartingCursor:
         self._unmarked = self._unmarked or _no_position(self._reading)
         if self._unmarked is not None:
             # Opening a pipe again would wait for ever, or lose what the first reader has read.
-            raise _refuse_again(self._unmarked) from self._unmarked
+            raise _no_position_error(self._unmarked) from self._unmarked
         self._reading.close()
         self._reading = self._open_cursor()
         marked, position = self._mark
@@ -124,7 +124,7 @@ def _no_position(reading: Cursor) -> OSError | None:
     return None
 
 
-def _refuse_again(error: Exception) -> InputError:
+def _no_position_error(error: Exception) -> InputError:
     return InputError(
         "DatasetIterator",
         found=f"an interrupt stopped the computation of an element, and the dataset has no position: {error}",

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from mirrored.data.calling import closed_meanwhile, taking_turn
-from mirrored.data.cursors import beyond_end
+from mirrored.data.calling import closed_meanwhile_error, taking_turn
+from mirrored.data.cursors import beyond_end_error
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
@@ -19,12 +19,12 @@ from mirrored.data.pipeline.nodes import KEYS, Node, Run, drawing, nodes, places
 from mirrored.data.pipeline.positions import (
     check_recorded,
     check_same,
+    dropped_remainder_error,
     epochs_of,
     is_in_first_epoch,
     may_have_dropped,
     outline,
     recorded_of,
-    refuse_dropped,
 )
 from mirrored.data.pipeline.seeds import Epochs, FunctionEpochs
 from mirrored.data.pipeline.transformations import Prefetched
@@ -99,13 +99,13 @@ class DatasetIterator(IteratedAsPython):
         note_iteration()
         with self._turn:
             if self._end is not None:
-                raise stop_iteration(self._ended)
+                raise stop_iteration(self._no_element_error)
             try:
                 element = self._read()
             except StopIteration:
                 self._end = self._cursor().get_end(self._count)
                 self._release()
-                raise stop_iteration(self._ended) from None
+                raise stop_iteration(self._no_element_error) from None
             except Exception:
                 self.close()
                 raise
@@ -127,7 +127,7 @@ class DatasetIterator(IteratedAsPython):
             if self._closed:
                 self._release()
         if self._closed:
-            raise closed_meanwhile()
+            raise closed_meanwhile_error()
         return element
 
     def get_next(self) -> Any:
@@ -139,7 +139,7 @@ class DatasetIterator(IteratedAsPython):
         try:
             return next(self)
         except StopIteration:
-            raise self._ended() from None
+            raise self._no_element_error() from None
 
     @property
     def element_spec(self) -> Any:
@@ -156,7 +156,7 @@ class DatasetIterator(IteratedAsPython):
         except StopIteration:
             return Optional(end_error=self._end_error, element_spec=lambda: self.element_spec)
 
-    def _ended(self) -> EndOfDataError:
+    def _no_element_error(self) -> EndOfDataError:
         return self._end_error(
             "DatasetIterator.get_next",
             found="End of sequence: the dataset has no more elements",
@@ -205,7 +205,7 @@ class DatasetIterator(IteratedAsPython):
             return True
         check_same(state.get("order", own["order"]), own["order"])
         if may_have_dropped(state, self._node):
-            raise refuse_dropped(str(state.get("pipeline")), self._outline)
+            raise dropped_remainder_error(str(state.get("pipeline")), self._outline)
         changed = {"pipeline": self._outline, "grouping": own["grouping"], "replayed": own["replayed"]}
         self.set_state({**state, **changed, "position": None, "count": 0})
         return False
@@ -265,7 +265,7 @@ class DatasetIterator(IteratedAsPython):
             self._functions.set_state(epochs[1])
             self.draws = epochs[2]
             if isinstance(error, IndexError) and engine().is_beyond_end(error):
-                raise beyond_end() from error
+                raise beyond_end_error() from error
             raise
         if before[0] is not None:
             before[0].close()
@@ -312,7 +312,7 @@ class DatasetIterator(IteratedAsPython):
         """
         count, known = state["count"], self._cardinality
         if 0 <= known <= count and (count > known or state.get("cardinality", known) > known):
-            raise beyond_end(count, known)
+            raise beyond_end_error(count, known)
 
     @property
     def outline(self) -> str:

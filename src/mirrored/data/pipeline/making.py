@@ -112,7 +112,7 @@ class Making(Steps):
         declared = _declared(output_types, output_shapes, output_signature)
         signature = None if declared is None else declared.spec
         if declared is not None and signature is None and callable(generator):
-            generator = _typed(generator, declared)
+            generator = _with_declared_spec(generator, declared)
         return cls(streams.IterableSource(functools.partial(generator, *args), signature, "Dataset.from_generator"))
 
     @classmethod
@@ -276,9 +276,9 @@ def _declared(types: PyTree, shapes: PyTree, signature: PyTree) -> _Declared | N
         return None
     if signature is not None and others:
         found = f"output_signature and {' and '.join(others)}"
-        raise _refuse_types(found, "output_signature contains the dtypes and shapes", " and ".join(others))
+        raise _types_error(found, "output_signature contains the dtypes and shapes", " and ".join(others))
     if signature is None and types is None:
-        raise _refuse_types("output_shapes without output_types", "shapes go with dtypes", "output_shapes")
+        raise _types_error("output_shapes without output_types", "shapes go with dtypes", "output_shapes")
     if signature is not None:
         given, structure = tree_flatten(signature, is_leaf=lambda part: hasattr(part, "shape"))
         others = [
@@ -286,7 +286,7 @@ def _declared(types: PyTree, shapes: PyTree, signature: PyTree) -> _Declared | N
         ]
         if others:
             found, rule = f"output_signature contains {others[0]!r}", "output_signature is a pytree of specs"
-            raise _refuse_types(found, rule, "output_types")
+            raise _types_error(found, rule, "output_types")
         parts = [(_dtype(one.dtype), TensorShape(one.shape)) for one in given]
         return _Declared("output_signature", "output_signature", parts, structure)
     given, structure = tree_flatten(types, is_leaf=lambda part: hasattr(part, "shape"))
@@ -306,10 +306,10 @@ def _with_shapes(
         return [(dtype, TensorShape(shape)) for dtype, shape in zip(dtypes, own, strict=True)]
     except (TypeError, ValueError):
         rule = f"output_shapes has a shape for each part of output_types, {treedef}"
-        raise _refuse_types(f"output_shapes={shapes!r}", rule, "output_types and output_shapes") from None
+        raise _types_error(f"output_shapes={shapes!r}", rule, "output_types and output_shapes") from None
 
 
-def _refuse_types(found: str, rule: str, name: str) -> ArgumentError:
+def _types_error(found: str, rule: str, name: str) -> ArgumentError:
     return ArgumentError(
         "Dataset.from_generator",
         found=found,
@@ -329,11 +329,11 @@ def _dtype(given: Any) -> np.dtype[Any]:
     except TypeError:
         dtype = None
     if dtype is None:
-        raise _refuse_types(f"output_types contains {given!r}", "output_types is a pytree of dtypes", "output_types")
+        raise _types_error(f"output_types contains {given!r}", "output_types is a pytree of dtypes", "output_types")
     return np.dtype(object) if dtype.kind in "SU" else dtype
 
 
-def _typed(generator: Callable[..., Any], declared: _Declared) -> Callable[..., Any]:
+def _with_declared_spec(generator: Callable[..., Any], declared: _Declared) -> Callable[..., Any]:
     """Wraps a generator function to cast elements to declared dtypes and to check them against declared shapes.
 
     A spec has one number of dims, which is not known here.

@@ -43,7 +43,7 @@ class Run:
         seeds: Seeds by the `id` of their node, if they differ from the node's own (after restoring a position).
         continues: Whether the seeds are those of a restored position or of another worker, so that other ones would
             lose or repeat elements.
-        forgives: Whether a later `ignore_errors` leaves out the elements that raise an exception.
+        ignores_errors: Whether a later `ignore_errors` leaves out the elements that raise an exception.
         keys: The version of `key`; 1 after restoring a position of earlier versions, which had their epochs in `path`.
         draws: A number of the pipeline and that of the pass, for the random numbers of functions; (0, 0) infers a spec.
         places: The positions in the pipeline of the steps whose functions may draw, by the `id` of the step.
@@ -54,7 +54,7 @@ class Run:
     epochs: tuple[int, ...] = ()
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
     continues: bool = False
-    forgives: bool = False
+    ignores_errors: bool = False
     keys: int = KEYS
     draws: tuple[int, int] = (0, 0)
     places: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)

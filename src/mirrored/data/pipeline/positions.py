@@ -190,7 +190,7 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
     saved = str(state.get("pipeline")).split(" < ")
     grouping = state.get("grouping", _grouping_of(node))  # positions of earlier versions have none
     dropped_then = any(_DROPS in one for one in grouping)
-    begun = _past_first_parts(node, state["position"]) if state["count"] else set[int]()
+    begun = _ids_past_first_part(node, state["position"]) if state["count"] else set[int]()
     for repeat in steps:
         for step in _ended_before_others(repeat, begun):
             if _DROPS not in step.grouping and not (dropped_then and isinstance(step, Batched)):
@@ -217,7 +217,7 @@ def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
     return []
 
 
-def _past_first_parts(node: Node, position: Any) -> set[int]:
+def _ids_past_first_part(node: Node, position: Any) -> set[int]:
     """Returns the ids of the `concatenate` steps in which a position may be past the first dataset."""
     if position is None:  # nothing has been read here
         return set()
@@ -225,20 +225,20 @@ def _past_first_parts(node: Node, position: Any) -> set[int]:
     if isinstance(node, Concatenated) and part is not None:
         members = node.members[:part]
         found = {id(step) for member in members for step in nodes(member)} | ({id(node)} if part else set())
-        inner = _past_first_parts(node.members[part], position["inner"]) if part < len(node.members) else set()
+        inner = _ids_past_first_part(node.members[part], position["inner"]) if part < len(node.members) else set()
         return found | inner
     if isinstance(node, Repeated) and part == 0:
-        return _past_first_parts(node.parent, position["inner"])
+        return _ids_past_first_part(node.parent, position["inner"])
     if isinstance(position, dict) and not isinstance(node, Concatenated | Repeated):
         if len(node.parents) == 1:
             below = position.get("parent", position) if part is None else position
-            return _past_first_parts(node.parents[0], below)
+            return _ids_past_first_part(node.parents[0], below)
         places = position.get("parents", ())
         if len(places) == len(node.parents):
             return {
                 one
                 for parent, place in zip(node.parents, places, strict=True)
-                for one in _past_first_parts(parent, place)
+                for one in _ids_past_first_part(parent, place)
             }
     return {id(step) for step in nodes(node)}  # not known
 
@@ -269,7 +269,7 @@ def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
     return 0 <= examples and count * size <= min(examples, kept)
 
 
-def refuse_dropped(saved: str, own: str) -> ArgumentError:
+def dropped_remainder_error(saved: str, own: str) -> ArgumentError:
     """Returns the error for restoring a position with another batch size when remainders of epochs are dropped."""
     return ArgumentError(
         "DatasetIterator.set_state",

@@ -6,7 +6,7 @@ from typing import Any
 
 from mirrored.data.cursors import Cursor, has_passed
 from mirrored.data.elements import Element
-from mirrored.data.pipeline.forgiving import CountingCursor
+from mirrored.data.pipeline.ignoring_errors import CountingCursor
 
 
 class LimitCursor(CountingCursor):
@@ -34,12 +34,12 @@ class StrideCursor:
         parent: The other iterator.
         start: The number of elements to skip first.
         step: The distance between two elements.
-        forgives: Whether `ignore_errors` follows, so that the iteration goes on after an element that raises an
+        ignores_errors: Whether `ignore_errors` follows, so that the iteration goes on after an element that raises an
             exception. Such an element keeps its place.
     """
 
-    def __init__(self, parent: Cursor, start: int, step: int, forgives: bool) -> None:
-        self._parent, self._step, self._forgives = parent, step, forgives
+    def __init__(self, parent: Cursor, start: int, step: int, ignores_errors: bool) -> None:
+        self._parent, self._step, self._ignores_errors = parent, step, ignores_errors
         self._to_skip = start
 
     def __next__(self) -> Element:
@@ -51,13 +51,13 @@ class StrideCursor:
         return element
 
     def _read(self) -> Element:
-        before = self._parent.get_state() if self._forgives else None
+        before = self._parent.get_state() if self._ignores_errors else None
         try:
             return next(self._parent)
         except StopIteration:
             raise
         except Exception as error:
-            if self._forgives and has_passed(self._parent, before, error):
+            if self._ignores_errors and has_passed(self._parent, before, error):
                 self._to_skip = (self._to_skip or self._step) - 1
             raise
 

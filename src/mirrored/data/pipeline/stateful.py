@@ -21,7 +21,7 @@ from mirrored.data.calling import call, is_true, naming_element, no_end
 from mirrored.data.cursors import Cursor, IterableCursor, has_ended_generator
 from mirrored.data.elements import Element, as_element, handed_out, keeps_values, own_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.forgiving import FAULTS
+from mirrored.data.pipeline.ignoring_errors import FAULTS
 from mirrored.data.pipeline.nodes import (
     CursorNode,
     Node,
@@ -376,13 +376,13 @@ class Promised(StatefulStep):
         for element in elements:
             seen += 1
             if 0 <= self.count < seen:
-                raise _broken_promise(self.count, "more")
+                raise _cardinality_error(self.count, "more")
             yield element
         if seen != self.count:
-            raise _broken_promise(self.count, str(seen))
+            raise _cardinality_error(self.count, str(seen))
 
 
-def _broken_promise(promised: int, found: str) -> InputError:
+def _cardinality_error(promised: int, found: str) -> InputError:
     return InputError(
         "assert_cardinality",
         found=f"the dataset has {found} elements, expected_cardinality is {promised}",
@@ -411,7 +411,7 @@ class Forgiving(StreamStep, CursorNode):
             return spec_of_first(self)
 
     def open_cursor(self, run: Run) -> Cursor:
-        return _ForgivingCursor(self.parent.cursor(dataclasses.replace(run, forgives=True)), self.log_warning)
+        return _IgnoreErrorsCursor(self.parent.cursor(dataclasses.replace(run, ignores_errors=True)), self.log_warning)
 
 
 _CANNOT_GO_ON: Final = (
@@ -420,7 +420,7 @@ _CANNOT_GO_ON: Final = (
 )
 
 
-class _ForgivingCursor:
+class _IgnoreErrorsCursor:
     """An iterator over another one that continues after the elements that raise an exception."""
 
     def __init__(self, parent: Cursor, log_warning: bool) -> None:

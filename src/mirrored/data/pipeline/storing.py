@@ -173,16 +173,16 @@ def _pack(element: Element, structure: Mapping[str, Any], out: IO[bytes], called
         ((kind, parts),) = structure.items()
         fits = isinstance(element, _KINDS[kind]) and len(element) == len(parts)
         if not fits or (kind == "dict" and set(element) != set(parts)):
-            raise _differs(called, f"a {type(element).__name__} of {element!r}", structure)
+            raise _structure_error(called, f"a {type(element).__name__} of {element!r}", structure)
         for key, part in parts.items() if kind == "dict" else enumerate(parts):
             _pack(element[key], part, out, called)
         return
     array = np.asarray(element, object) if isinstance(element, bytes) else np.asarray(element)
     is_text = array.dtype.kind in "OSU"
     if is_text != (structure["dtype"] == _TEXT) or not (is_text or array.dtype.name == structure["dtype"]):
-        raise _differs(called, f"{array.dtype}{list(array.shape)}", structure)
+        raise _structure_error(called, f"{array.dtype}{list(array.shape)}", structure)
     if array.ndim != len(structure["shape"]):
-        raise _differs(called, f"{array.dtype}{list(array.shape)}", structure)
+        raise _structure_error(called, f"{array.dtype}{list(array.shape)}", structure)
     out.write(struct.pack(f"<{array.ndim}q", *array.shape))
     if not is_text:
         # The name of a dtype does not tell the byte order, so the file has the bytes in the native one.
@@ -208,7 +208,7 @@ def _text(one: object, called: str) -> bytes:
     )
 
 
-def _differs(called: str, found: str, structure: Mapping[str, Any]) -> StructureError:
+def _structure_error(called: str, found: str, structure: Mapping[str, Any]) -> StructureError:
     return StructureError(
         called,
         found=f"an element has {found}, the first ones have {json.dumps(structure)}",
@@ -239,9 +239,11 @@ class Stored:
             (end,) = _LENGTH.unpack(self._record(len(self._file) - _LENGTH.size - RECORD_OVERHEAD_BYTES, 0))
             self._begins = np.frombuffer(self._record(end, 0), "<u8")
         except (OSError, ValueError, struct.error) as error:
-            raise error if isinstance(error, DataFileError) else self._damaged(str(error)) from error
+            raise error if isinstance(error, DataFileError) else self._damaged_error(str(error)) from error
         if head.get("version") != _VERSION:
-            raise self._damaged(f"it has version {head.get('version')}, but this version of mirrored reads {_VERSION}")
+            raise self._damaged_error(
+                f"it has version {head.get('version')}, but this version of mirrored reads {_VERSION}"
+            )
         self._structure = head["structure"]
         self.seeds: list[int] = head.get("seeds", [])
         """The seeds that the steps had; empty if there are none, or an earlier version wrote the file."""
@@ -279,10 +281,10 @@ class Stored:
             self._file.seek(offset)
             record = read_tfrecord(self._file, self._path, index)
         if record is None:
-            raise self._damaged("it ends early")
+            raise self._damaged_error("it ends early")
         return record
 
-    def _damaged(self, found: str) -> DataFileError:
+    def _damaged_error(self, found: str) -> DataFileError:
         return DataFileError(
             self._called,
             found=f"{self._path}: {found}",

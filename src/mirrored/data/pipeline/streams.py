@@ -19,14 +19,14 @@ from mirrored.data.cursors import (
     InterleaveCursor,
     IterableCursor,
     RebatchCursor,
-    beyond_end,
+    beyond_end_error,
     read_again,
 )
 from mirrored.data.elements import Element, own_element
 from mirrored.data.extra import engine
 from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.forgiving import FailingReads, mapped, raise_failed
+from mirrored.data.pipeline.ignoring_errors import FailingReads, mapped, raise_failed
 from mirrored.data.pipeline.nodes import (
     CursorNode,
     LikeParent,
@@ -93,7 +93,7 @@ class IterableSource(CursorNode):
             self._firsts.append(own_element(value, self.called))  # type: ignore[attr-defined]
 
     def _make(self) -> Any:
-        return _Noting(self._iterators, self.called, self._warned)  # type: ignore[attr-defined]
+        return _GuardedIterator(self._iterators, self.called, self._warned)  # type: ignore[attr-defined]
 
     def _convert(self, value: PyTree, index: int) -> Element:
         try:
@@ -105,7 +105,7 @@ class IterableSource(CursorNode):
             raise
 
 
-class _Noting:
+class _GuardedIterator:
     """An iterator that adds to exceptions the index of the element at which they were raised.
 
     A generator ends at an exception. Behind other iterators (`map`, `zip`, a class) this is seen only by the end of the
@@ -122,7 +122,7 @@ class _Noting:
         self._iterator, self._count = make(), 0
         self._raised: type[BaseException] | None = None  # by the last call
 
-    def __iter__(self) -> _Noting:
+    def __iter__(self) -> _GuardedIterator:
         return self
 
     def __repr__(self) -> str:
@@ -321,7 +321,7 @@ class Windowed(StreamStep):
 
     def stream(self, run: Run) -> Any:
         def cursor() -> Cursor:
-            return WindowCursor(self.parent.cursor(run), self, run.forgives)
+            return WindowCursor(self.parent.cursor(run), self, run.ignores_errors)
 
         windows = engine().by_cursor(cursor, "window")
         return engine().map_with_index(windows, lambda _, elements: self.make(elements))
@@ -336,13 +336,13 @@ class WindowCursor:
     Args:
         parent: The other iterator.
         node: The operation, with the arguments of `window`.
-        forgives: Whether `ignore_errors` follows. Otherwise, the exception of any element is raised, also between two
-            windows, where `ignore_errors` needs no window to leave out.
+        ignores_errors: Whether `ignore_errors` follows. Otherwise, the exception of any element is raised, also between
+            two windows, where `ignore_errors` needs no window to leave out.
     """
 
-    def __init__(self, parent: Cursor, node: Windowed, forgives: bool) -> None:
+    def __init__(self, parent: Cursor, node: Windowed, ignores_errors: bool) -> None:
         self._parent, self._start = parent, parent.get_state()
-        self._reads = FailingReads(parent, forgives)
+        self._reads = FailingReads(parent, ignores_errors)
         self._size, self._shift, self._stride, self._drop = node.size, node.shift, node.stride, node.drop_remainder
         self._overlaps = self._shift < (self._size - 1) * self._stride + 1
         self._ahead: list[Element] = []
@@ -385,7 +385,7 @@ class WindowCursor:
         for _ in range(self._windows):
             self._read_ahead(1)
             if not self._ahead:
-                raise beyond_end()
+                raise beyond_end_error()
             self._leave(self._shift)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor
 from mirrored.data.elements import Element, joined, pad_and_stack, padded_shapes_of, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.forgiving import BatchCursor, mapped
+from mirrored.data.pipeline.ignoring_errors import BatchCursor, mapped
 from mirrored.data.pipeline.nodes import (
     ENDLESS,
     CursorNode,
@@ -168,7 +168,7 @@ class Sliced(OneParent, CursorTransformation):
 
     def in_sequence(self, run: Run) -> Any:
         # Before `ignore_errors` an element that raises an exception counts, as it does in an indexed pipeline.
-        by_grain = self.stop and not run.forgives
+        by_grain = self.stop and not run.ignores_errors
         return engine().limit(self.parent.stream(run), self.stop) if by_grain else super().in_sequence(run)
 
     def open_cursor(self, run: Run) -> Cursor:
@@ -176,7 +176,7 @@ class Sliced(OneParent, CursorTransformation):
             return IterableCursor(tuple, lambda value, _: value)
         if self.stop is not None:
             return LimitCursor(self.parent.cursor(run), self.stop)
-        return StrideCursor(self.parent.cursor(run), self.start, self.step, run.forgives)
+        return StrideCursor(self.parent.cursor(run), self.start, self.step, run.ignores_errors)
 
 
 class _SlicedRows:
@@ -374,7 +374,7 @@ class Batched(OneParent):
 
     def in_sequence(self, run: Run) -> Any:
         size, drop = self.size, self.drop_remainder
-        if run.forgives:
+        if run.ignores_errors:
             return engine().by_cursor(
                 lambda: BatchCursor(self.parent.cursor(run), size, drop, self._make_batch), self.name
             )

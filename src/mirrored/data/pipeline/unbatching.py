@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mirrored._jax.trees import tree_map
-from mirrored.data.cursors import Cursor, beyond_end
+from mirrored.data.cursors import Cursor, beyond_end_error
 from mirrored.data.elements import Element
 from mirrored.data.placement import batch_size
 
@@ -51,7 +51,7 @@ class UnbatchCursor:
             except StopIteration:  # positions of earlier versions at the end of the data have the last batch's index
                 return
             if state["next_index_in_buffer"] > len(self._rows):
-                raise beyond_end()
+                raise beyond_end_error()
             self._next = state["next_index_in_buffer"]
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def mapped(parent: Node, run: Run, function: Callable[[int, Element], Element], 
         function: Computes an element.
         name: The operation's name.
     """
-    if run.forgives:
+    if run.ignores_errors:
         return engine().by_cursor(lambda: _MapCursor(parent.cursor(run), function), name)
     return engine().map_with_index(parent.stream(run), function)
 
@@ -88,11 +88,11 @@ class FailingReads:
 
     Args:
         parent: The iterator. If it raises twice at one position, it cannot go on, and the exception is raised.
-        forgives: Whether `ignore_errors` follows. Otherwise every exception is raised.
+        ignores_errors: Whether `ignore_errors` follows. Otherwise every exception is raised.
     """
 
-    def __init__(self, parent: Cursor, forgives: bool = True) -> None:
-        self._parent, self._forgives = parent, forgives
+    def __init__(self, parent: Cursor, ignores_errors: bool = True) -> None:
+        self._parent, self._ignores_errors = parent, ignores_errors
         self._failed_at: Any = None  # the iterator's position after the last exception
 
     def read(self) -> Element | Failed:
@@ -107,7 +107,7 @@ class FailingReads:
             raise
         except Exception as error:
             place = self._parent.get_state()
-            if not self._forgives or place == self._failed_at or has_ended_generator(error):
+            if not self._ignores_errors or place == self._failed_at or has_ended_generator(error):
                 raise
             self._failed_at = place
             return Failed(error)
