@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Bridge(Protocol):
     """The interface of adapters by which `mirror` and `unmirror` convert objects of Flax NNX and Equinox."""
 
-    def is_whole(self, value: object) -> bool:
+    def converts(self, value: object) -> bool:
         """Returns whether this adapter converts `value` as a whole; otherwise each pytree leaf is converted alone."""
         ...
 
@@ -46,7 +46,7 @@ class Bridge(Protocol):
         """Returns a copy of the framework object `value` with arrays in place of its `mirrored` variables."""
         ...
 
-    def behind(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
+    def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
         """Returns the variable that stores the content of `value`, and a function that converts new values for it.
 
         None: `value` is another object.
@@ -167,9 +167,9 @@ def assign(tree: PyTree, values: PyTree) -> None:
 
     TensorFlow: no equivalent.
     """
-    behind = functools.partial(_behind, bridges=_bridges())
+    assignment_target = functools.partial(_assignment_target, bridges=_bridges())
     places, structure = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda value: _is_leaf(value) or behind(value) is not None
+        tree, is_leaf=lambda value: _is_leaf(value) or assignment_target(value) is not None
     )
     given, other = jax.tree_util.tree_flatten_with_path(values, is_leaf=_is_leaf)
     both = zip(places, given, strict=False)
@@ -181,7 +181,7 @@ def assign(tree: PyTree, values: PyTree) -> None:
             remedy="compute the values from mirrored.unmirror(tree)",
         )
     pairs = [
-        (leaf, value) if (found := behind(leaf)) is None else (found[0], found[1](value))
+        (leaf, value) if (found := assignment_target(leaf)) is None else (found[0], found[1](value))
         for (_, leaf), (_, value) in zip(places, given, strict=True)
     ]
     for variable, value in pairs:
@@ -197,8 +197,8 @@ def assign(tree: PyTree, values: PyTree) -> None:
         assign_all(variables, now)  # If it raises, the run undoes all assignments.
 
 
-def _behind(leaf: object, bridges: Sequence[Bridge]) -> tuple[Variable, Callable[[Any], Any]] | None:
-    return next((found for bridge in bridges if (found := bridge.behind(leaf)) is not None), None)
+def _assignment_target(leaf: object, bridges: Sequence[Bridge]) -> tuple[Variable, Callable[[Any], Any]] | None:
+    return next((found for bridge in bridges if (found := bridge.assignment_target(leaf)) is not None), None)
 
 
 def _check_kept(leaf: object, value: object) -> None:
@@ -326,7 +326,7 @@ def _map(tree: PyTree, bridges: list[Bridge], whole: Callable[[Bridge, Any, str]
     """Converts a tree: applies `whole` to the objects that a bridge converts, and `one` to all other leaves."""
 
     def owner(value: object) -> Bridge | None:
-        return next((bridge for bridge in bridges if bridge.is_whole(value)), None)
+        return next((bridge for bridge in bridges if bridge.converts(value)), None)
 
     def mapped(path: tuple[Any, ...], value: Leaf) -> Any:
         bridge = owner(value)

@@ -21,7 +21,7 @@ equinox = load("equinox", called="mirrored.integrations.equinox", extra="equinox
 class EquinoxBridge:
     """The adapter by which `mirror` and `unmirror` convert an `equinox.nn.State` to variables and back."""
 
-    def is_whole(self, value: object) -> bool:
+    def converts(self, value: object) -> bool:
         """Returns whether `value` is an `equinox.nn.State`.
 
         Equinox modules are ordinary pytrees, which `mirror` converts leaf by leaf.
@@ -41,7 +41,7 @@ class EquinoxBridge:
         """Returns a copy of an `equinox.nn.State` with arrays in place of its `mirrored` variables."""
         return jax.tree.map(lambda leaf: leaf.read_value() if _is_variable(leaf) else leaf, value, is_leaf=_is_variable)
 
-    def behind(self, value: object) -> None:
+    def assignment_target(self, value: object) -> None:
         """Returns None, because no single variable stores the content of an `equinox.nn.State`."""
 
 

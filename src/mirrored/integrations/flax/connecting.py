@@ -57,8 +57,8 @@ def connect() -> None:
             replace("flax", random_state, name, wrap(getattr(random_state, name)))
     replace("flax", results, "from_tree", _adopting_modules(results.from_tree))
     pytree = nnx.Pytree
-    replace("flax", pytree, "_setattr", _checked(pytree._setattr, pytree._check_valid_context))
-    replace("flax", pytree, "_check_valid_context", _staging(pytree._check_valid_context))
+    replace("flax", pytree, "_setattr", _adopting_attributes(pytree._setattr, pytree._check_valid_context))
+    replace("flax", pytree, "_check_valid_context", _allowing_own_trace(pytree._check_valid_context))
 
 
 def disconnect() -> None:
@@ -69,30 +69,30 @@ def disconnect() -> None:
     undo("flax")
 
 
-def _staging(check: Callable[..., None]) -> Callable[..., None]:
+def _allowing_own_trace(check: Callable[..., None]) -> Callable[..., None]:
     """Wraps NNX's trace-level check to allow changes of a module inside a compiled function's own trace.
 
     There the variables stage their assignments, so changes under that trace are safe.
     """
 
     @functools.wraps(check)
-    def staging(self: Pytree, message: Callable[[], str]) -> None:
+    def allowing(self: Pytree, message: Callable[[], str]) -> None:
         store = ambient().store
         if store is None or not store.captures or trace_below_tapes(current_trace()) is not store.base_trace:
             renew(self)
             check(self, message)
 
-    return staging
+    return allowing
 
 
-def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
+def _adopting_attributes(set_attribute: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
     """Wraps NNX's `__setattr__` to adopt new variables; keeps the check that rejects assignments in a trace.
 
     An attribute set in a trace would be set only once, when the function is traced.
     """
 
     @functools.wraps(set_attribute)
-    def checked(self: Pytree, name: str, value: object) -> None:
+    def adopting(self: Pytree, name: str, value: object) -> None:
         renew(self)
         check(self, lambda: f"Cannot mutate '{type(self).__name__}' from different trace level")
         set_attribute(self, name, value)
@@ -102,7 +102,7 @@ def _checked(set_attribute: Callable[..., None], check: Callable[..., None]) -> 
         if is_expected():
             state_came(value)
 
-    return checked
+    return adopting
 
 
 def _adopting_modules(from_tree: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,7 +123,7 @@ def _adopting_modules(from_tree: Callable[..., Any]) -> Callable[..., Any]:
 class NNXBridge:
     """The adapter by which `mirror` and `unmirror` convert Flax NNX modules, optimizers and states."""
 
-    def is_whole(self, value: object) -> bool:
+    def converts(self, value: object) -> bool:
         """Returns whether `value` is a Flax NNX module or variable, or a state that holds NNX variables.
 
         Other states, such as `nnx.pure` returns, are pytrees of arrays.
@@ -145,7 +145,7 @@ class NNXBridge:
         # `merge` reuses the variables of the state without copying them, so the state gets new ones first.
         return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
 
-    def behind(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
+    def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
         """Returns the variable that stores an NNX variable's random keys, and `key_data`, which converts new keys.
 
         In replicas, where keys are derived from the stored ones, and for keys that `nnx.split_rngs` has set, None.

@@ -107,7 +107,7 @@ def check_belonging(model: Model, called: str) -> None:
     for variable in [*model.variables, *beside]:
         theirs = _strategy_of_variable(variable)
         if theirs is not strategy and has_value(variable):
-            raise _apart(called, model, variable, theirs, strategy)
+            raise _mixed_strategies_error(called, model, variable, theirs, strategy)
 
 
 def has_value(variable: KerasVariable) -> bool:
@@ -130,7 +130,7 @@ def _move(variables: Iterable[Any], strategy: Strategy) -> None:
                     variable.back(value)
 
 
-def _apart(
+def _mixed_strategies_error(
     called: str, model: Model, variable: KerasVariable, theirs: Strategy | None, strategy: Strategy | None
 ) -> ContextError:
     if strategy is None:
@@ -218,13 +218,13 @@ def _compiling_in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]
         current = strategies[-1] if strategies and strategies[-1].device_assignment is not None else None
         own = strategy_of(self)
         if current is not None and own is not current and any(map(has_value, self.variables)):
-            raise _elsewhere(self, own, current)
+            raise _other_scope_error(self, own, current)
         return result
 
     return compiling
 
 
-def _elsewhere(model: Model, own: Strategy | None, current: Strategy | None) -> ContextError:
+def _other_scope_error(model: Model, own: Strategy | None, current: Strategy | None) -> ContextError:
     return ContextError(
         "keras.Model.compile",
         found=f"the model {model.name!r} was created "

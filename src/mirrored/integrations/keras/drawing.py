@@ -85,7 +85,7 @@ def step_keys() -> StepKeys | None:
 
 
 @contextmanager
-def _drawing(keys: StepKeys) -> Iterator[None]:
+def _using_keys(keys: StepKeys) -> Iterator[None]:
     token = _keys.set(keys)
     try:
         yield
@@ -121,7 +121,7 @@ class EagerStep:
                 words[id(stream)] = _new_words(stream)
             return words[id(stream)]
 
-        with _drawing(StepKeys({}, fetched)):
+        with _using_keys(StepKeys({}, fetched)):
             return self._step(state, data)
 
 
@@ -149,7 +149,7 @@ class DrawingStep:
             try:
                 if self._streams:
                     return self._step(state, (data, tuple(words)))
-                with _drawing(StepKeys({}, _interrupt)):
+                with _using_keys(StepKeys({}, _interrupt)):
                     return self._step(state, data)
             except MissingKey as found:
                 self._streams = [*self._streams, found.stream]
@@ -161,7 +161,7 @@ class DrawingStep:
         def with_keys(state: PyTree, data_and_words: tuple[PyTree, tuple[Any, ...]]) -> Any:
             data, words = data_and_words
             known = {id(stream): one for stream, one in zip(streams, words, strict=True)}
-            with _drawing(StepKeys(known, _interrupt)):
+            with _using_keys(StepKeys(known, _interrupt)):
                 return function(state, data)
 
         shardings = shardings_of_state(self._model, len(state))

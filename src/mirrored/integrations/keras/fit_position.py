@@ -275,8 +275,8 @@ def connect_position() -> None:
     """Patches `fit` and Keras' data iterators to record how far `fit` has read its training data."""
     replace("keras", EpochIterator, "_enumerate_iterator", _resuming(EpochIterator._enumerate_iterator))
     replace("keras", EpochIterator, "reset", _noting(EpochIterator.reset))
-    replace("keras", ArrayDataAdapter, "_get_iterator", _drawing(ArrayDataAdapter._get_iterator))
-    replace("keras", PyDatasetAdapter, "_finite_generator", _drawing(PyDatasetAdapter._finite_generator))
+    replace("keras", ArrayDataAdapter, "_get_iterator", _keeping_random_state(ArrayDataAdapter._get_iterator))
+    replace("keras", PyDatasetAdapter, "_finite_generator", _keeping_random_state(PyDatasetAdapter._finite_generator))
     replace("keras", keras.Model, "fit", _with_position(keras.Model.fit))
 
 
@@ -291,7 +291,7 @@ def _noting(reset: Callable[..., None]) -> Callable[..., None]:
     return noting
 
 
-def _drawing(read: Callable[..., Any]) -> Callable[..., Any]:
+def _keeping_random_state(read: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps Keras' batch generators to record and restore the random state from which a pass draws its order."""
 
     @functools.wraps(read)

@@ -154,10 +154,10 @@ def _placed_parts(placer: Placer, batch: PyTree, parts: Parts) -> Any:
 
 def connect_loops() -> None:
     """Patches the iterator of Keras' loops, so that a TensorFlow-style step gets batches that were not read ahead."""
-    replace("keras", JAXEpochIterator, "_get_iterator", _in_step(JAXEpochIterator._get_iterator))
+    replace("keras", JAXEpochIterator, "_get_iterator", _without_read_ahead(JAXEpochIterator._get_iterator))
 
 
-def _in_step(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
+def _without_read_ahead(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps Keras' `_get_iterator` so that a TensorFlow-style step gets host batches that were not read ahead.
 
     On accelerators, Keras reads one batch ahead to copy it to the first device. A TensorFlow-style step takes it from

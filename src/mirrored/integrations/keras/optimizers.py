@@ -66,7 +66,7 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
         check_gradients(self, grads, variables)
         # The replicas may pass other variables, or in another order: the sums follow the order in the optimizer.
         all_grads, everything = _in_order_of(self, grads, variables), variables_of_optimizer(self)
-        if _are_updated_in_turn(variables):
+        if _would_each_replica_update(variables):
             _apply_once(self, all_grads, everything, next(filter(_is_of_no_strategy, variables)).path)
         else:
             _apply(self, _reduced(self, all_grads, everything), everything)
@@ -204,7 +204,7 @@ def _in_order_of(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence
     return all_grads
 
 
-def _are_updated_in_turn(variables: Sequence[Any]) -> bool:
+def _would_each_replica_update(variables: Sequence[Any]) -> bool:
     """Returns whether the replicas of an eager run would each update variables that belong to no strategy."""
     context, here = get_replica_context(), ambient()
     if context is None or context.num_replicas_in_sync == 1 or here.runner is None or not is_eval(current_trace()):
@@ -226,7 +226,7 @@ def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]
     places = {id(one.mirrored): place for place, one in enumerate(variables) if not _overwrites(one)}
     pairs = [(grads[place], variables[place].mirrored) for place in places.values()]
     context = get_replica_context()
-    assert context is not None  # `_are_updated_in_turn` has checked it
+    assert context is not None  # `_would_each_replica_update` has checked it
     # On the host, because the update runs on the devices of all replicas.
     maxima = [None if one is None else np.asarray(one) for one in _maxima(called, context, grads, variables)]
 

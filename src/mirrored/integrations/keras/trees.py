@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class KerasBridge:
     """The adapter through which `assign` and `unmirror` accept Keras variables; `mirror` returns them unchanged."""
 
-    def is_whole(self, value: object) -> bool:
+    def converts(self, value: object) -> bool:
         """Returns whether `value` is a Keras variable."""
         return isinstance(value, keras.Variable)
 
@@ -30,7 +30,7 @@ class KerasBridge:
         """Returns the current value of a Keras variable."""
         return value.value
 
-    def behind(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
+    def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
         """Returns the `mirrored.Variable` behind a Keras variable, and a function that converts new values for it.
 
         Raises:
