@@ -122,7 +122,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
         if trace_below_tapes(current_trace()) is runner.base_trace:
             return list(runner.run_merge(merge, payload))
         if merge.nested is None:
-            raise refused(merge)
+            raise under_transform_error(merge)
         return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
     trace = current_trace()
     if trace is runner.base_trace:
@@ -130,7 +130,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     if isinstance(trace, RecordsMerges) and (merge.nested is None or trace_below_tapes(trace) is runner.base_trace):
         return trace.process_merge(merge, payload)
     if merge.nested is None:
-        raise refused(merge)
+        raise under_transform_error(merge)
     local = ambient().replica.local_index
     runner.tell_apart(local)
     return merge.nested(local, payload)
@@ -144,7 +144,7 @@ def is_outside(runner: ReplicaRunner) -> bool:
 _UNDER_TRANSFORM: Final = "it was called under a JAX transform inside the replica function"
 
 
-def refused(merge: Merge) -> MergeError:
+def under_transform_error(merge: Merge) -> MergeError:
     """Returns the error for an operation that runs once for all replicas, but was called under a JAX transform."""
     return MergeError(
         merge.name,
@@ -157,7 +157,7 @@ def refused(merge: Merge) -> MergeError:
 
 
 def is_refusal(error: MergeError) -> bool:
-    """Returns whether an error was created by `refused`."""
+    """Returns whether an error was created by `under_transform_error`."""
     return error.found.startswith(_UNDER_TRANSFORM)
 
 

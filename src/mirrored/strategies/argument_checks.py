@@ -26,10 +26,10 @@ def as_arguments(called: str, args: Any, spelled: str) -> tuple[Any, ...]:
     """
     if not hasattr(args, "shape") and not isinstance(args, (DistributedValues, Mapping, str, bytes)):
         return tuple(args)
-    raise wrong_arguments(called, f"args is of type {type(args).__name__}", spelled)
+    raise wrong_arguments_error(called, f"args is of type {type(args).__name__}", spelled)
 
 
-def wrong_arguments(called: str, found: str, spelled: str) -> ArgumentError:
+def wrong_arguments_error(called: str, found: str, spelled: str) -> ArgumentError:
     """Returns the error for an object that was passed in place of a list or tuple of positional arguments.
 
     Args:

@@ -101,7 +101,7 @@ def check_context(strategy: Strategy, method: str) -> None:
 # one after another. In a compiled run, they run at the same time, so all must assign the same value.
 
 
-def would_differ(variable: Any, where: Iterable[str], how: str) -> ReplicaDivergenceError:
+def would_differ_error(variable: Any, where: Iterable[str], how: str) -> ReplicaDivergenceError:
     """Returns the error for an assignment that would give replicas different values of a mirrored variable.
 
     Args:
@@ -231,7 +231,7 @@ class OutSpecs:
         return treedef.unflatten([as_array(leaf) if equal else leaf for leaf, equal in declared])
 
 
-def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
+def not_replicated_error(label: str, found: str) -> ReplicaDivergenceError:
     """Returns the error for a result that `out_specs` declares replicated but that may differ between replicas."""
     return ReplicaDivergenceError(
         "Strategy.run",
@@ -241,7 +241,7 @@ def not_replicated(label: str, found: str) -> ReplicaDivergenceError:
     )
 
 
-def merged_differently(called: str, name: str, path: str) -> MergeError:
+def merged_differently_error(called: str, name: str, path: str) -> MergeError:
     """Returns the error for a `merge_call` function that closes over an array that may differ between replicas."""
     return MergeError(
         called,
@@ -331,7 +331,7 @@ def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], 
     found = [bits(component) for component in components]
     for replica, one in enumerate(found):
         if one != found[0]:
-            raise not_replicated(label, f"Replicas 0 and {replica} returned different bits.")
+            raise not_replicated_error(label, f"Replicas 0 and {replica} returned different bits.")
 
 
 # Refuses other meshes in a run: nested `jax.shard_map` and `jax.pmap`, shardings, arrays of a mesh with explicit axes.
@@ -365,12 +365,12 @@ def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is
         _refuse_arguments(arguments, error)
         for name, key in key_of(fn).arrays:
             if _is_explicit(key.array):
-                raise _refused(f"the function closes over {name!r}", key.array) from error
+                raise _explicit_axes_error(f"the function closes over {name!r}", key.array) from error
         code = getattr(fn, "__code__", None)
         for name in code.co_names if code is not None else ():
             value = fn.__globals__.get(name)
             if value is not None and _is_explicit(value):
-                raise _refused(f"the function uses {name!r}", value) from error
+                raise _explicit_axes_error(f"the function uses {name!r}", value) from error
         raise
 
 
@@ -399,7 +399,7 @@ def refuse_other_meshes(equations: Sequence[Sequence[JaxprEqn]]) -> None:
 def _refuse_arguments(arguments: Sequence[Any], error: Exception | None) -> None:
     for leaf in arguments:
         if _is_explicit(leaf):
-            raise _refused("it was passed as an argument", leaf) from error
+            raise _explicit_axes_error("it was passed as an argument", leaf) from error
 
 
 def _is_explicit(value: object) -> bool:
@@ -409,7 +409,7 @@ def _is_explicit(value: object) -> bool:
     return AxisType.Explicit in getattr(mesh, "axis_types", ())
 
 
-def _refused(how: str, array: jax.Array) -> DeviceError:
+def _explicit_axes_error(how: str, array: jax.Array) -> DeviceError:
     sharding = jax.typeof(array).sharding
     return DeviceError(
         "Strategy.run",

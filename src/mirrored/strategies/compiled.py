@@ -35,11 +35,11 @@ from mirrored.strategies.body_outputs import BodyOutputs
 from mirrored.strategies.checks import (
     OutSpecs,
     as_array,
-    merged_differently,
-    not_replicated,
+    merged_differently_error,
+    not_replicated_error,
     refuse_other_meshes,
     warn_of_assignment_in_turn,
-    would_differ,
+    would_differ_error,
 )
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.padding import contain
@@ -176,6 +176,39 @@ class _Run:
                 remedy="export a function that does not call run, and reads the variable there",
             )
 
+    def _without_enclosed(self, body: Body, analysis: ReplicationCheck) -> Body:
+        """Checks that values used by a `merge_call` are equal on all replicas; drops the values from the outputs."""
+        enclosed, joined = list(zip(*self._runner.enclosed, strict=True)), self._runner.store.joined
+        last = len(body.jaxpr.outvars)
+        first = last - self._local * (len(enclosed) + len(joined))
+        groups = iter([body.jaxpr.outvars[i : i + self._local] for i in range(first, last, self._local)])
+        for replicas, atoms in zip(enclosed, groups, strict=False):
+            if not self._is_repeated and not analysis.same(atoms):
+                called, name, _ = replicas[0]
+                raise merged_differently_error(called, name, analysis.explain(atoms))
+        for read, atoms in zip(joined, groups, strict=True):
+            if not self._is_repeated and not analysis.same(atoms):
+                raise would_differ_error(read.variable, read.where, _how(analysis, atoms))
+        return body if first == last else body.giving(range(first))
+
+    def _without_gradients(self, body: Body, analysis: ReplicationCheck) -> Body:
+        """Warns if an optimizer sums gradients of a wrongly scaled loss; drops the gradients from the outputs.
+
+        Tracing appends the gradients that optimizers sum to the outputs, so that the loss scaling analysis finds them.
+        """
+        count = len(body.jaxpr.outvars) - sum(len(row) for summed in self._runner.summed for row in summed.rows)
+        if count == len(body.jaxpr.outvars):
+            return body
+        labels = len(body.constants)
+        arguments = len(body.jaxpr.constvars) + len(body.jaxpr.invars) - labels
+        owners = [None] * labels + [i % self._local for i in range(arguments)]
+        scale = LossScaling(body.jaxpr, owners, body.constants, self._device_assignment.num_replicas, AXIS)
+        gradients = iter(body.jaxpr.outvars[count:])
+        for summed in () if self._is_repeated else self._runner.summed:
+            rows = [[next(gradients) for _ in row] for row in summed.rows]
+            check_loss_scale(summed._replace(rows=rows), scale, analysis, self._device_assignment.num_replicas)
+        return body.giving(range(count))
+
     def _trace(
         self,
         fn: Callable[..., Any],
@@ -275,7 +308,7 @@ class _Run:
             if entry.variable.per_replica or self._is_repeated:
                 continue
             if not analysis.same(atoms):
-                raise would_differ(entry.variable, entry.where, _how(analysis, atoms))
+                raise would_differ_error(entry.variable, entry.where, _how(analysis, atoms))
             if entry.variable.device_assignment is None and entry.whole is None and self._reads(body, entry.variable):
                 warn_of_assignment_in_turn(entry.variable, entry.where, self._device_assignment.num_replicas)
         returned = [(place, leaf) for place, leaf in enumerate(self._leaves) if leaf.is_array]
@@ -284,7 +317,7 @@ class _Run:
                 continue
             if leaf.is_declared:
                 path = analysis.explain(atoms)
-                raise not_replicated(
+                raise not_replicated_error(
                     structures.label_of(self._out_treedef, place), f"How the replicas' values diverge:\n{path}\n"
                 )
             leaf.is_replicated = False

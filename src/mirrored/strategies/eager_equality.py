@@ -10,7 +10,7 @@ import numpy as np
 from mirrored._jax.arrays import key_data
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import DisagreementError
-from mirrored.strategies.checks import would_differ
+from mirrored.strategies.checks import would_differ_error
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -42,7 +42,7 @@ def check_equal_bits(variable: Variable, components: Sequence[Any], where: Seque
     )
     missing = [i for i, line in enumerate(where) if not line]
     unassigned = f"; replicas {missing} did not assign it" if missing else ""
-    raise would_differ(variable, where, f": {found}{unassigned}")
+    raise would_differ_error(variable, where, f": {found}{unassigned}")
 
 
 # Decides together with the other workers which Python numbers all replicas share.

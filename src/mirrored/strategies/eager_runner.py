@@ -28,7 +28,7 @@ from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, is_tracked, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.lockstep import LockStep, carry
-from mirrored.runtime.merge import Merge, is_outside, refused
+from mirrored.runtime.merge import Merge, is_outside, under_transform_error
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.staged_values import StagedAssignment
 from mirrored.runtime.variable_store import ReplicaStore
@@ -229,7 +229,8 @@ class EagerRunner(ReplicaRunner):
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         if is_staging_above(trace_below_tapes(current_trace()), self.base_trace) and not is_outside(self):
-            raise refused(merge)  # an assignment in `tf.recompute_grad`, whose trace is that of one replica
+            # an assignment in `tf.recompute_grad`, whose trace is that of one replica
+            raise under_transform_error(merge)
         try:
             return self._lockstep.run_merge(merge, payload)
         finally:

@@ -83,7 +83,9 @@ class _Body:
                 for one, values in zip(group, results, strict=True):
                     known.update(zip(one.outvars, values, strict=True))
             if len(later) == len(pending):
-                raise _unequal(later[0], "the reductions of different replicas depend on each other's results")
+                raise _unequal_calls_error(
+                    later[0], "the reductions of different replicas depend on each other's results"
+                )
             pending = later
         return [_read(known, atom) for atom in jaxpr.outvars]
 
@@ -96,7 +98,7 @@ class _Body:
                 by_replica[local].append(eqn)
         counts = {len(eqns) for eqns in by_replica}
         if len(counts) > 1:
-            raise _unequal(max(by_replica, key=len)[-1], "some replicas of a device do not have it")
+            raise _unequal_calls_error(max(by_replica, key=len)[-1], "some replicas of a device do not have it")
         return list(zip(*by_replica, strict=True))
 
     def _fused(self, eqns: Sequence[Any], operands: list[_Values]) -> list[_Values]:
@@ -106,9 +108,9 @@ class _Body:
         differ = len({eqn.primitive for eqn in eqns}) > 1
         # A constant of one replica's loop, branch or call may be an operand of another replica's.
         if differ or (name in (SUM, GATHER) and len({len(eqn.invars) for eqn in eqns}) > 1):
-            raise _unequal(first, "the replicas of a device have different operations at its position")
+            raise _unequal_calls_error(first, "the replicas of a device have different operations at its position")
         if name in (SUM, GATHER) and len({eqn.params["given"] for eqn in eqns}) > 1:
-            raise _missing(first)
+            raise _missing_value_error(first)
         with at_source_of(first):
             if name == SUM:
                 return _transposed(self._runner.all_reduce(ReduceOp.SUM, _transposed(operands)))
@@ -124,7 +126,7 @@ class _Body:
                     return self._while(kinds, operands)
                 case Branch():
                     return self._branch(first, kinds, operands)
-        raise _unequal(first, f"collectives inside {name} cannot be fused")
+        raise _unequal_calls_error(first, f"collectives inside {name} cannot be fused")
 
     def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
         """Evaluates one jaxpr per local replica, from one fused collective to the next; returns their results."""
@@ -137,7 +139,7 @@ class _Body:
         while any(stop is not None for stop in stops):
             waiting = [stop for stop in stops if stop is not None]
             if len(waiting) < self._count:
-                raise _unequal(waiting[0][0], "some replicas of a device do not have it")
+                raise _unequal_calls_error(waiting[0][0], "some replicas of a device do not have it")
             fused_results = self._fused([eqn for eqn, _ in waiting], [operands for _, operands in waiting])
             stops = [
                 _advance(walk, fused, results, k)
@@ -163,7 +165,7 @@ class _Body:
         params = eqns[0].params
         for name, differ in (("length", "scan over different lengths"), ("reverse", "scan in different directions")):
             if any(eqn.params[name] != params[name] for eqn in eqns):
-                raise _unequal(eqns[0], f"replicas of a device {differ}")
+                raise _unequal_calls_error(eqns[0], f"replicas of a device {differ}")
         # What one replica's loop carries may be a constant of another replica's.
         firsts = [scan.num_consts for scan in scans]
         counts = [scan.num_carries for scan in scans]
@@ -207,7 +209,7 @@ class _Body:
 
     def _branch(self, eqn: JaxprEqn, kinds: Sequence[Branch], operands: list[_Values]) -> list[_Values]:
         if len({len(kind.branches) for kind in kinds}) > 1:
-            raise _unequal(eqn, "replicas of a device choose among different numbers of branches")
+            raise _unequal_calls_error(eqn, "replicas of a device choose among different numbers of branches")
         index = same_on_local_replicas([values[0] for values in operands])
         branches = [
             functools.partial(self._lockstep, jaxprs) for jaxprs in zip(*(k.branches for k in kinds), strict=True)
@@ -245,7 +247,7 @@ def _transposed(rows: Sequence[Sequence[Any]]) -> list[_Values]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _missing(eqn: JaxprEqn) -> MergeError:
+def _missing_value_error(eqn: JaxprEqn) -> MergeError:
     return MergeError(
         eqn.params["called"],
         found=f"in a loop, branch or transform ({source_line(eqn)}) replicas pass, or derive by, different values",
@@ -254,7 +256,7 @@ def _missing(eqn: JaxprEqn) -> MergeError:
     )
 
 
-def _unequal(eqn: JaxprEqn, why: str) -> MergeError:
+def _unequal_calls_error(eqn: JaxprEqn, why: str) -> MergeError:
     return MergeError(
         "Strategy.run",
         found=f"a reduction over replicas in {eqn.primitive.name} ({source_line(eqn)}): {why}",

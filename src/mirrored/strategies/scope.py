@@ -34,12 +34,16 @@ class Scope(AbstractContextManager["Strategy"]):
     def __exit__(self, *exception: object) -> None:
         here = ambient()
         if not self._open:
-            raise _nesting("Variable scope nesting error", "it is not open: it was exited before, or never entered")
+            raise _nesting_error(
+                "Variable scope nesting error", "it is not open: it was exited before, or never entered"
+            )
         before, inside, finder = self._open[-1]
         if here.creators is not inside.creators:
-            raise _nesting("Variable creator scope nesting error", "a variable_creator_scope inside it is still open")
+            raise _nesting_error(
+                "Variable creator scope nesting error", "a variable_creator_scope inside it is still open"
+            )
         if here.strategies is not inside.strategies:
-            raise _nesting(
+            raise _nesting_error(
                 "Strategy scope nesting error", "another scope inside it is still open, or it is open in another thread"
             )
         self._open.pop()
@@ -48,7 +52,7 @@ class Scope(AbstractContextManager["Strategy"]):
         replace_current(here.fork(strategies=before.strategies))
 
 
-def _nesting(kind: str, found: str) -> ContextError:
+def _nesting_error(kind: str, found: str) -> ContextError:
     return ContextError(
         "Strategy.scope",
         found=f"{kind}: {found}",

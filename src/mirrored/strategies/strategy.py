@@ -17,7 +17,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.entry_point import entry_point, restoring
 from mirrored.strategies import reducing
-from mirrored.strategies.argument_checks import wrong_arguments
+from mirrored.strategies.argument_checks import wrong_arguments_error
 from mirrored.strategies.checks import (
     OutSpecs,
     axis_names_explained,
@@ -185,7 +185,7 @@ class Strategy(DistributesInput, OlderNames):
         """
         if not isinstance(args, (list, tuple)):
             found = f"args={args!r} is of type {type(args).__name__}"
-            raise wrong_arguments("Strategy.run", found, "run(fn, args=(x,))")
+            raise wrong_arguments_error("Strategy.run", found, "run(fn, args=(x,))")
         check_context(self, "run")
         kwargs, specs = kwargs or {}, OutSpecs(out_specs)
         if callable(fn) and isinstance(type(fn).__call__, Function):

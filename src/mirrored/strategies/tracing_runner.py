@@ -22,7 +22,7 @@ from mirrored.collectives.stacked import group_of
 from mirrored.collectives.summation import apart, bounded, stack_isolated
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import LockStep
-from mirrored.runtime.merge import Merge, is_outside, refused
+from mirrored.runtime.merge import Merge, is_outside, under_transform_error
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.staged_values import Bookkeeping, Captured, CreatedByLine
 from mirrored.runtime.variable_store import TracedReplicaStore
@@ -172,7 +172,8 @@ class TracingRunner(ReplicaRunner):
         ]
         if not self.in_place:
             if trace_below_tapes(current_trace()) is not self.base_trace and not is_outside(self):
-                raise refused(merge)  # an assignment in a branch or loop body, whose trace is that of one replica
+                # an assignment in a branch or loop body, whose trace is that of one replica
+                raise under_transform_error(merge)
             try:
                 return self._lockstep.run_merge(merge, payload)
             finally:
