@@ -151,10 +151,12 @@ class ConcreteFunction:
         given = dict(enumerate(arrays))
         for name, value in named.items():
             if name not in self._names or self._names[name] in given:
-                raise self._misfit(f"the argument {name!r} was passed twice, or is not a parameter for an array")
+                raise self._mismatch_error(
+                    f"the argument {name!r} was passed twice, or is not a parameter for an array"
+                )
             given[self._names[name]] = value
         if set(given) != set(range(len(self._places))):
-            raise self._misfit(f"{len(given)} arrays were passed")
+            raise self._mismatch_error(f"{len(given)} arrays were passed")
         args, kwargs = self.filled([self._fitted(one, given[number]) for number, one in enumerate(self.arrays)])
         return self.function(*args, **kwargs)
 
@@ -164,14 +166,14 @@ class ConcreteFunction:
         dtype = dtype_of(wanted)
         array = from_numpy(value, dtype) if hasattr(value, "dtype") else from_python(value, dtype)
         if array is None:
-            raise self._misfit(f"{value!r} was passed")
+            raise self._mismatch_error(f"{value!r} was passed")
         sizes = None if wanted.shape is None else _sizes(wanted.shape)
         shape = tuple(array.shape)
         fits = sizes is None or (
             len(sizes) == len(shape) and all(one in (None, two) for one, two in zip(sizes, shape, strict=True))
         )
         if not fits or canonical_dtype(array.dtype) != dtype:
-            raise self._misfit(f"an array {array.dtype}{list(shape)} was passed")
+            raise self._mismatch_error(f"an array {array.dtype}{list(shape)} was passed")
         return as_array(array, dtype)  # drops a weak type, which would cause another trace
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConcreteFunction:
@@ -184,7 +186,7 @@ class ConcreteFunction:
             remedy="copy the object before get_concrete_function, which gives the copy a program of its own",
         )
 
-    def _misfit(self, found: str) -> ArgumentTypeError:
+    def _mismatch_error(self, found: str) -> ArgumentTypeError:
         return ArgumentTypeError(
             self._name,
             found=f"{found} to {self!r}",

@@ -117,11 +117,11 @@ class PythonState:
             )
         for where, value, before in self._random:
             if _state_of(value) != before:
-                return self._drawn(f"drew random numbers from {where} ({type(value).__name__})")
+                return self._drawn_error(f"drew random numbers from {where} ({type(value).__name__})")
         if self._shared is not None and threading.active_count() == 1:
             for module, before, after in zip(("random", "numpy.random"), self._shared, _shared_states(), strict=True):
                 if before != after:
-                    return self._drawn(f"drew random numbers from the module {module}")
+                    return self._drawn_error(f"drew random numbers from the module {module}")
         return None
 
     def put_back(self) -> None:
@@ -170,7 +170,7 @@ class PythonState:
                     remedy="call next() outside and pass the element, or use iter(dataset) instead of the generator",
                 )
 
-    def _drawn(self, found: str) -> ArgumentError:
+    def _drawn_error(self, found: str) -> ArgumentError:
         return ArgumentError(
             self._name,
             found=f"the function {found}",
@@ -180,7 +180,7 @@ class PythonState:
         )
 
 
-def exhausted(name: str) -> ArgumentError:
+def stop_iteration_error(name: str) -> ArgumentError:
     """Returns the error for a Python iterator that ends (StopIteration) while a compiled function is traced."""
     return ArgumentError(
         name,
@@ -191,7 +191,7 @@ def exhausted(name: str) -> ArgumentError:
     )
 
 
-def iterating(name: str) -> ArgumentError:
+def iterating_error(name: str) -> ArgumentError:
     """Returns the error for lowering, saving or scanning a function that iterates over a dataset."""
     return ArgumentError(
         name,
@@ -202,7 +202,7 @@ def iterating(name: str) -> ArgumentError:
     )
 
 
-def drawing(name: str) -> ArgumentError:
+def drawing_error(name: str) -> ArgumentError:
     """Returns the error for lowering or scanning a function with random draws inside a dataset transformation."""
     return ArgumentError(
         name,

@@ -11,7 +11,7 @@ from mirrored._jax.traces import current_trace, put_trace, trace_settings
 from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind, reference_to, with_copies
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
-from mirrored.compilation.frozen_state import PythonState, drawing, exhausted, iterating
+from mirrored.compilation.frozen_state import PythonState, drawing_error, iterating_error, stop_iteration_error
 from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
@@ -233,7 +233,7 @@ class Function(Code):
         except EndOfElements as end:
             raise end.error from None
         except StopIteration as end:
-            raise exhausted(self._name) from end
+            raise stop_iteration_error(self._name) from end
         finally:
             if driver is not None and outer is not None:
                 outer.has_iterated |= driver.has_iterated
@@ -255,9 +255,9 @@ class Function(Code):
         try:
             return self._program(arguments, here)
         except IteratedWhileTracing:
-            raise iterating(self._name) from None
+            raise iterating_error(self._name) from None
         except DrewWhileTracing:
-            raise drawing(self._name) from None
+            raise drawing_error(self._name) from None
 
     def _traced(self, arguments: Arguments, surroundings: Surroundings) -> Program:
         if self._last is not None:
@@ -300,7 +300,7 @@ class Function(Code):
             python_state.check_generators()
             raise
         except StopIteration as end:
-            raise exhausted(self._name) from end
+            raise stop_iteration_error(self._name) from end
         finally:
             # An exception that a signal handler raises may skip the exits of context managers.
             thread.current = here

@@ -50,10 +50,10 @@ def _covered(
     try:
         bound = parameters.bind(*args, **kwargs)
     except TypeError as error:
-        raise _misfit(name, f"{found}, {error}", f"{count} arguments") from None
+        raise _mismatch_error(name, f"{found}, {error}", f"{count} arguments") from None
     bound.apply_defaults()
     if len(bound.args) < count:
-        raise _misfit(name, found, f"{count} arguments")
+        raise _mismatch_error(name, found, f"{count} arguments")
     default = parameters.bind_partial(*bound.args[:count])
     default.apply_defaults()
     if static_key((bound.args[count:], bound.kwargs)) != static_key((default.args[count:], default.kwargs)):
@@ -73,7 +73,7 @@ def _fit(name: str, place: int, spec: object, arg: object) -> Any:
     specs, spec_tree = jax.tree_util.tree_flatten(spec, is_leaf=_is_spec)
     leaves, treedef = structures.flatten(arg)
     if treedef != spec_tree:
-        raise _misfit(name, f"argument {place} has the structure {treedef}", str(spec_tree))
+        raise _mismatch_error(name, f"argument {place} has the structure {treedef}", str(spec_tree))
     return treedef.unflatten([_fit_leaf(name, place, one, leaf) for one, leaf in zip(specs, leaves, strict=True)])
 
 
@@ -81,7 +81,7 @@ def _converted(name: str, place: int, spec: Any, value: object) -> Any:
     dtype = dtype_of(spec)
     array = from_python(value, dtype)
     if array is None:
-        raise _misfit(name, f"argument {place} is {value!r}", f"{dtype}[{_dims(_sizes(spec))}]")
+        raise _mismatch_error(name, f"argument {place} is {value!r}", f"{dtype}[{_dims(_sizes(spec))}]")
     return array
 
 
@@ -151,7 +151,7 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
         len(shape) == len(wanted) and all(w is None or w == s for s, w in zip(shape, wanted, strict=True))
     )
     if not fits or canonical_dtype(described.dtype) != dtype:
-        raise _misfit(name, f"argument {place} is {described.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
+        raise _mismatch_error(name, f"argument {place} is {described.dtype}{list(shape)}", f"{dtype}[{_dims(wanted)}]")
     # A weak type would cause another trace, whose results may have other dtypes.
     return as_array(array, dtype) if isinstance(array, jax.Array) and getattr(array, "weak_type", False) else array
 
@@ -179,7 +179,7 @@ def _is_spec(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _misfit(name: str, found: str, wanted: str) -> SignatureError:
+def _mismatch_error(name: str, found: str, wanted: str) -> SignatureError:
     return SignatureError(
         name,
         found=found,
