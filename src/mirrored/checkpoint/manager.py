@@ -18,7 +18,7 @@ from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.checkpoint import Checkpoint, PathLike
 from mirrored.checkpoint.directory import as_path, checkpoints_in, following, number_of, without_manifest
 from mirrored.checkpoint.keeping import KeepingClock
-from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest, read_manifest
+from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest_error, read_manifest
 from mirrored.checkpoint.matching import RestoreStatus
 from mirrored.checkpoint.preemption import preemption
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
@@ -287,7 +287,9 @@ class CheckpointManager:
         if several_workers():
             paths = host_allgather(called, "look for checkpoints without a manifest", paths)[0]
         newest_first = [Path(path) for path in reversed(paths)]
-        return [no_manifest(path) for path in newest_first if (number_of(path.name, self._name) or 0) > newer_than]
+        return [
+            no_manifest_error(path) for path in newest_first if (number_of(path.name, self._name) or 0) > newer_than
+        ]
 
     def _found(self, called: str) -> list[str]:
         """Returns the paths of the folder's checkpoints as listed by worker 0, the only worker that writes any."""

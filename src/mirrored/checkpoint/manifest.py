@@ -131,21 +131,23 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise _missing(directory) from None
+        raise _missing_error(directory) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(directory, f"{FILE} cannot be read: {error}") from error
+        raise _damaged_error(directory, f"{FILE} cannot be read: {error}") from error
     try:
         head = json.loads(text)
         body, stated = head["contents"], head["checksum"]
         version, form = head["version"], head.get("format")
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(directory, f"{FILE} is not a valid manifest: {error}") from None
+        raise _damaged_error(directory, f"{FILE} is not a valid manifest: {error}") from None
     if version != _VERSION:
-        raise _damaged(directory, f"{FILE} has version {version!r}, but this version of mirrored reads {_VERSION}")
+        raise _damaged_error(
+            directory, f"{FILE} has version {version!r}, but this version of mirrored reads {_VERSION}"
+        )
     if form != _FORMAT:
-        raise _damaged(directory, f"{FILE} has the format {form!r}, not {_FORMAT!r}")
+        raise _damaged_error(directory, f"{FILE} has the format {form!r}, not {_FORMAT!r}")
     if _crc(to_json(body).encode()) != stated:
-        raise _damaged(directory, f"the checksum of {FILE} does not match its contents")
+        raise _damaged_error(directory, f"the checksum of {FILE} does not match its contents")
     leaves = {name: _leaf_from_json(saved) for name, saved in body.pop("leaves").items()}
     return Manifest(leaves=leaves, **body)
 
@@ -159,9 +161,9 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
     for name, stated in manifest.files.items():
         path = directory / ARRAYS / name
         if not path.is_file():
-            raise _damaged(directory, f"the file {ARRAYS}/{name} is missing")
+            raise _damaged_error(directory, f"the file {ARRAYS}/{name} is missing")
         if checksum(path) != stated:
-            raise _damaged(directory, f"the checksum of {ARRAYS}/{name} does not match")
+            raise _damaged_error(directory, f"the checksum of {ARRAYS}/{name} does not match")
 
 
 def marks_of_files(directory: Path, manifest: Manifest) -> tuple[tuple[int, int, int] | None, ...]:
@@ -218,7 +220,7 @@ def _stored_dtype(saved: Saved) -> str:
     return "uint32" if saved.is_key else saved.dtype
 
 
-def _missing(directory: Path) -> MissingCheckpointError:
+def _missing_error(directory: Path) -> MissingCheckpointError:
     there = directory.exists()
     return MissingCheckpointError(
         "restoring a checkpoint",
@@ -237,12 +239,12 @@ def _nearby(directory: Path) -> str:
     return "use latest_checkpoint(directory), which returns the newest checkpoint in a folder, or None"
 
 
-def no_manifest(directory: Path) -> DamagedCheckpointError:
+def no_manifest_error(directory: Path) -> DamagedCheckpointError:
     """Creates the error for a checkpoint whose manifest file is missing."""
-    return _damaged(directory, f"{FILE} is missing")
+    return _damaged_error(directory, f"{FILE} is missing")
 
 
-def _damaged(directory: Path, found: str) -> DamagedCheckpointError:
+def _damaged_error(directory: Path, found: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(
         f"reading the checkpoint {directory}",
         found=found,

@@ -110,7 +110,7 @@ class Item(Place):
         elif hasattr(owner, "__setitem__") and self._was_set(owner, value):
             return
         elif isinstance(owner, MutableMapping) or not hasattr(owner, "copy"):
-            raise _unchangeable(owner)
+            raise _unchangeable_error(owner)
         else:
             self.parent.put(type(owner)({**owner, self.key: value}))
 
@@ -162,7 +162,7 @@ def is_frozen(value: object) -> bool:
     return parameters is not None and (bool(parameters.frozen) or own_rule)
 
 
-def _unchangeable(owner: object) -> ArgumentTypeError:
+def _unchangeable_error(owner: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         "Checkpoint.restore",
         found=f"a {type(owner).__name__} holds numbers or arrays and cannot be changed",

@@ -75,7 +75,7 @@ class SeriesLock:
         found = _read(self._path)
         if not self._open.is_locked and found is not None:
             if found.get("token") != self._token:
-                raise _taken(self._path, found, called)
+                raise _taken_error(self._path, found, called)
             return
         self._open.close()
         self._take(called)
@@ -87,7 +87,7 @@ class SeriesLock:
             CheckpointError: Two checkpoints take turns under one name.
         """
         if writer in self._former:
-            raise _replaced(self._path, called)
+            raise _replaced_error(self._path, called)
         self._before = self._writer
         last = None if self._before is None else self._before()
         if last is not None and last is not writer:
@@ -110,7 +110,7 @@ class SeriesLock:
         end = time.monotonic() + _PATIENCE_SECONDS
         while not self._open.try_lock():
             if time.monotonic() > end:
-                raise _taken(self._path, _read(self._path), called)
+                raise _taken_error(self._path, _read(self._path), called)
             time.sleep(_PAUSE_SECONDS)
         _write(self._path, {"token": self._token, **_this_job()})
 
@@ -247,7 +247,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else {}
 
 
-def _replaced(path: Path, called: str) -> CheckpointError:
+def _replaced_error(path: Path, called: str) -> CheckpointError:
     series = path.name[1 : -len(".lock")]
     return CheckpointError(
         called,
@@ -259,7 +259,7 @@ def _replaced(path: Path, called: str) -> CheckpointError:
     )
 
 
-def _taken(path: Path, owner: dict[str, Any] | None, called: str) -> CheckpointError:
+def _taken_error(path: Path, owner: dict[str, Any] | None, called: str) -> CheckpointError:
     owner = owner or {}
     who = (
         f"process {owner.get('pid')} on {owner.get('host')} ({owner.get('program')}, since {owner.get('since')})"
