@@ -33,13 +33,13 @@ def detected_process(called: str, timeout_seconds: int) -> Process | None:
     try:
         found = distributed.detect(timeout_seconds)
     except distributed.DetectionError as error:
-        raise _no_description(called, f"JAX's detection failed ({error})") from error
+        raise _no_description_error(called, f"JAX's detection failed ({error})") from error
     if found is not None:
         method = found.name if found.restricts_devices else None
         return _process(found.coordinator, found.num_processes, found.process_id, found.name or "kubernetes", method)
     evidence = evidence_of_several()
     if evidence is not None:
-        raise _no_description(called, f"JAX detects no cluster, but the environment says: {evidence.text}")
+        raise _no_description_error(called, f"JAX detects no cluster, but the environment says: {evidence.text}")
     return None
 
 
@@ -55,7 +55,7 @@ def _process(coordinator: str, count: int, index: int, source: str, method: str 
     return Process(coordinator, count, index, (coordinator, *names), method)
 
 
-def _no_description(called: str, found: str) -> ClusterError:
+def _no_description_error(called: str, found: str) -> ClusterError:
     return ClusterError(
         called,
         found=f"this process is one of several, and nothing says how to reach the others: {found}",

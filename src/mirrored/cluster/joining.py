@@ -143,7 +143,7 @@ def join(process: Process, called: str) -> None:
     # service would ignore it in every case.
     jax.config.update("jax_enable_preemption_service", False)
     if distributed.has_devices():
-        raise _too_late(called)
+        raise _too_late_error(called)
     check_mtls(called)
     limit = rendezvous_seconds()
     started_at = time.monotonic()
@@ -169,7 +169,9 @@ def join(process: Process, called: str) -> None:
             )
         in_forked_children(distributed.disconnect_child)
     except RuntimeError as error:
-        raise _failed(process, time.monotonic() - started_at, str(error).strip().splitlines()[0][:200]) from error
+        raise _not_joined_error(
+            process, time.monotonic() - started_at, str(error).strip().splitlines()[0][:200]
+        ) from error
 
 
 def _interface(coordinator: str) -> str:
@@ -185,7 +187,7 @@ def _end_if_held(joining: threading.Lock, process: Process, seconds: float) -> N
     end of the second one, because a ``with`` block releases its lock even if an exception interrupts it.
     """
     if not joining.acquire(timeout=seconds):
-        error = _failed(process, seconds, "a worker was lost after all had joined")
+        error = _not_joined_error(process, seconds, "a worker was lost after all had joined")
         fail_fast("error", 1, f"ended by {error}", lambda: print(error, file=sys.stderr, flush=True))
 
 
@@ -231,7 +233,7 @@ def _check_same(process: Process, called: str) -> None:
     )
 
 
-def _too_late(called: str) -> ContextError:
+def _too_late_error(called: str) -> ContextError:
     return ContextError(
         called,
         found="JAX has initialized its devices already, without those of the other workers",
@@ -241,7 +243,7 @@ def _too_late(called: str) -> ContextError:
     )
 
 
-def _failed(process: Process, seconds: float, reason: str) -> RendezvousError:
+def _not_joined_error(process: Process, seconds: float, reason: str) -> RendezvousError:
     others = [address for index, address in enumerate(process.addresses) if index != process.index]
     waiting = (
         f"not all of {', '.join(others)} have joined at {process.coordinator}"

@@ -59,12 +59,12 @@ def wait_for_coordinator(address: str, timeout_seconds: float) -> float:
                 return time.monotonic() - start
         except OSError as error:
             if left <= pause:
-                raise unreachable(address, time.monotonic() - start, error) from error
+                raise unreachable_error(address, time.monotonic() - start, error) from error
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_CONNECT_PAUSE_SECONDS)
 
 
-def unreachable(address: str, seconds: float, error: OSError) -> RendezvousError:
+def unreachable_error(address: str, seconds: float, error: OSError) -> RendezvousError:
     """Creates the error for a coordinator's address at which no program answers."""
     return RendezvousError(
         "waiting for the coordinator",
@@ -125,14 +125,14 @@ class _Host:
         try:
             server = Server(interface, port, secret, self._serve, name="mirrored-rendezvous")
         except OSError as error:
-            raise _taken(port, self._process.coordinator, error, called) from None
+            raise _taken_port_error(port, self._process.coordinator, error, called) from None
         try:
             server.start()
             missing = self._wait_for_all()
             server.close()  # releases the port to JAX
             self._broadcast({"missing": missing} if missing else {"go": True})
             if missing:
-                raise _missing(self._process, missing, time.monotonic() - self._start)
+                raise _missing_tasks_error(self._process, missing, time.monotonic() - self._start)
         except BaseException:
             self._hang_up()  # a worker that has not been told to go on joins again: worker 0 may call again
             server.close()
@@ -223,7 +223,7 @@ class _Guest:
                 remedy="compare the clusters in TF_CONFIG; check that no program of an earlier run uses that address",
             )
         if left <= 0:
-            raise unreachable(address, seconds, error) from error
+            raise unreachable_error(address, seconds, error) from error
 
     def _attend(self, channel: Channel, taking_part: threading.Lock) -> None:
         """Starts a thread that reports if worker 0 is silent, and closes the channel when the rendezvous ends.
@@ -258,11 +258,11 @@ class _Guest:
                 )
             seconds = time.monotonic() - self._start
             if "missing" in message:
-                raise _missing(self._process, message["missing"], seconds)
+                raise _missing_tasks_error(self._process, message["missing"], seconds)
             if "waiting" in message:
                 _say(_waiting(self._process, message["waiting"], seconds, self._seconds))
         if time.monotonic() - self._start > self._seconds:
-            raise _missing(self._process, [0], time.monotonic() - self._start)
+            raise _missing_tasks_error(self._process, [0], time.monotonic() - self._start)
         return False
 
 
@@ -283,7 +283,7 @@ def _waiting(process: Process, missing: Sequence[int], seconds: float, limit: fl
     )
 
 
-def _missing(process: Process, missing: Sequence[int], seconds: float) -> RendezvousError:
+def _missing_tasks_error(process: Process, missing: Sequence[int], seconds: float) -> RendezvousError:
     return RendezvousError(
         "joining the cluster",
         found=f"{_named(process, missing)} did not join at {process.coordinator} within {seconds:.0f} s",
@@ -293,7 +293,7 @@ def _missing(process: Process, missing: Sequence[int], seconds: float) -> Rendez
     )
 
 
-def _taken(port: int, address: str, error: OSError, called: str) -> RendezvousError:
+def _taken_port_error(port: int, address: str, error: OSError, called: str) -> RendezvousError:
     return RendezvousError(
         called,
         found=f"port {port} of this machine is taken ({error.strerror}), so that the coordinator cannot listen at "

@@ -43,9 +43,9 @@ class SimpleClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> None:
         if not isinstance(cluster_spec, ClusterSpec):
-            raise _wrong("cluster_spec", cluster_spec, "`cluster_spec` must be a `ClusterSpec`")
+            raise _argument_error("cluster_spec", cluster_spec, "`cluster_spec` must be a `ClusterSpec`")
         if not isinstance(master, str):
-            raise _wrong("master", master, "`master` must be a string")
+            raise _argument_error("master", master, "`master` must be a string")
         self._spec, self._master, self._environment = cluster_spec, master, environment
         self._task_type, self._task_id, self._rpc_layer = task_type, task_id, rpc_layer
         self._accelerators = dict(num_accelerators or {})
@@ -118,7 +118,7 @@ class UnionResolver(ClusterResolver):
             )
         for resolver in resolvers:
             if not isinstance(resolver, ClusterResolver):
-                raise _wrong("a resolver", resolver, "All arguments must be `ClusterResolver`s")
+                raise _argument_error("a resolver", resolver, "All arguments must be `ClusterResolver`s")
         self._resolvers = resolvers
         self._task_type, self._task_id, self._rpc_layer = task_type, task_id, rpc_layer
 
@@ -201,7 +201,7 @@ def _merge(job: str, merged: dict[int, str], tasks: dict[int, str]) -> None:
     merged.update(tasks)
 
 
-def _wrong(name: str, found: object, rule: str) -> ArgumentTypeError:
+def _argument_error(name: str, found: object, rule: str) -> ArgumentTypeError:
     return ArgumentTypeError(
         "ClusterResolver",
         found=f"{name} is {found!r}"[:300],

@@ -71,14 +71,14 @@ class SlurmClusterResolver(AddressResolver):
 
     def _check(self, most: int) -> None:
         if most * self._gpus_per_task > self._gpus_per_node:
-            raise _too_much(
+            raise _allocation_error(
                 f"Requested more GPUs per node than available: {most} tasks with {self._gpus_per_task} each, and "
                 f"{self._gpus_per_node} GPUs",
                 "the tasks of a node must not need more GPUs than the node has",
             )
         wanted, assigned = sum(self._jobs.values()), sum(self._tasks_per_node.values())
         if wanted != assigned:
-            raise _too_much(
+            raise _allocation_error(
                 f"Requested {wanted} tasks but only {assigned} were assigned"
                 if wanted > assigned
                 else f"Requested {wanted} tasks and {assigned} were assigned",
@@ -155,7 +155,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
     """
     hosts = [host for part in _split(hostlist) for host in _expand(part, hostlist)]
     if not hosts:
-        raise _unreadable("list of hosts", hostlist)
+        raise _unreadable_error("list of hosts", hostlist)
     return hosts
 
 
@@ -173,7 +173,7 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     for part in tasks_per_node.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if found is None:
-            raise _unreadable("number of tasks per node", tasks_per_node)
+            raise _unreadable_error("number of tasks per node", tasks_per_node)
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 
@@ -186,14 +186,14 @@ def _split(hostlist: str) -> Iterator[str]:
 def _expand(part: str, hostlist: str) -> Iterator[str]:
     found = re.fullmatch(r"([^,\[\]]*)(?:\[([\d,\- ]+)\])?([^,\[\]]*)", part.strip())
     if found is None or not part.strip():
-        raise _unreadable("list of hosts", hostlist)
+        raise _unreadable_error("list of hosts", hostlist)
     if found[2] is None:
         yield part.strip()
         return
     for piece in found[2].split(","):
         first, _, last = piece.strip().partition("-")
         if not first.isdecimal() or (last and not last.isdecimal()) or "-" in last:
-            raise _unreadable("list of hosts", hostlist)
+            raise _unreadable_error("list of hosts", hostlist)
         for number in range(int(first), int(last or first) + 1):
             yield f"{found[1]}{number:0{len(first)}d}{found[3]}"
 
@@ -204,7 +204,7 @@ def _tasks_per_node(given: int | Mapping[str, int] | None) -> dict[str, int]:
     hosts = expand_hostlist(_variable("STEP_NODELIST"))
     counts = expand_tasks_per_node(_variable("STEP_TASKS_PER_NODE")) if given is None else [int(given)] * len(hosts)
     if len(hosts) != len(counts):
-        raise _too_much(
+        raise _allocation_error(
             f"there are {len(hosts)} hosts, and numbers of tasks for {len(counts)}",
             "every host must have a number of tasks",
         )
@@ -259,11 +259,11 @@ def _variable(name: str) -> str:
 def _number(name: str) -> int:
     value = _variable(name)
     if not value.strip().isdecimal():
-        raise _unreadable("number", f"SLURM_{name}={value}")
+        raise _unreadable_error("number", f"SLURM_{name}={value}")
     return int(value)
 
 
-def _unreadable(what: str, text: str) -> ClusterError:
+def _unreadable_error(what: str, text: str) -> ClusterError:
     return ClusterError(
         "SlurmClusterResolver",
         found=f"{text!r} cannot be read as a {what}",
@@ -272,7 +272,7 @@ def _unreadable(what: str, text: str) -> ClusterError:
     )
 
 
-def _too_much(found: str, rule: str) -> AllocationError:
+def _allocation_error(found: str, rule: str) -> AllocationError:
     return AllocationError(
         "SlurmClusterResolver",
         found=found,

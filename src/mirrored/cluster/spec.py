@@ -81,7 +81,7 @@ class ClusterSpec:
         if isinstance(given, ClusterDef):
             given = {job.name: job.tasks for job in given.job}
         if not isinstance(given, Mapping):
-            raise _wrong(cluster)
+            raise _spec_error(cluster)
         self._jobs: dict[str, dict[int, str]] = {_text(job, cluster): _indexed(tasks) for job, tasks in given.items()}
 
     @property
@@ -175,10 +175,10 @@ def _indexed(tasks: object) -> dict[int, str]:
     elif isinstance(tasks, Sequence) and not isinstance(tasks, (str, bytes)):
         pairs = list(enumerate(tasks))
     else:
-        raise _wrong(tasks)
+        raise _spec_error(tasks)
     for index, _ in pairs:
         if isinstance(index, bool) or not isinstance(index, int):
-            raise _wrong(tasks)
+            raise _spec_error(tasks)
         if index < 0:
             raise ClusterError(
                 "ClusterSpec",
@@ -191,11 +191,11 @@ def _indexed(tasks: object) -> dict[int, str]:
 
 def _text(value: object, whole: object) -> str:
     if not isinstance(value, str):
-        raise _wrong(whole)
+        raise _spec_error(whole)
     return value
 
 
-def _wrong(found: object) -> ArgumentTypeError:
+def _spec_error(found: object) -> ArgumentTypeError:
     return ArgumentTypeError(
         "ClusterSpec",
         found=f"{found!r}"[:300],

@@ -57,7 +57,7 @@ class TFConfigClusterResolver(ClusterResolver):
         try:
             spec = ClusterSpec({job: _indexed(tasks) for job, tasks in _section("cluster").items()})
         except ArgumentTypeError as error:
-            raise _malformed(f"its cluster is {_section('cluster')!r}", "lists of addresses by job") from error
+            raise _malformed_error(f"its cluster is {_section('cluster')!r}", "lists of addresses by job") from error
         check_addresses(spec, VARIABLE)
         return spec
 
@@ -76,7 +76,9 @@ class TFConfigClusterResolver(ClusterResolver):
         job = self.task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id
         if job is None or index is None:
-            raise _malformed("it has a cluster and does not say which task this is", 'a "task" with "type" and "index"')
+            raise _malformed_error(
+                "it has a cluster and does not say which task this is", 'a "task" with "type" and "index"'
+            )
         return master_url(spec.task_address(job, index), self.rpc_layer if rpc_layer is None else rpc_layer)
 
     @property
@@ -129,16 +131,16 @@ def _config() -> Mapping[str, Any]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise _malformed(f"it is not JSON ({error}): {text[:200]!r}", "JSON") from None
+        raise _malformed_error(f"it is not JSON ({error}): {text[:200]!r}", "JSON") from None
     if not isinstance(config, dict):
-        raise _malformed(f"it is {text[:200]!r}", "a JSON object")
+        raise _malformed_error(f"it is {text[:200]!r}", "a JSON object")
     return config
 
 
 def _section(key: str) -> Mapping[str, Any]:
     section = _config().get(key, {})
     if not isinstance(section, dict):
-        raise _malformed(f"its {key!r} is {section!r}", "an object")
+        raise _malformed_error(f"its {key!r} is {section!r}", "an object")
     return section
 
 
@@ -153,11 +155,11 @@ def _task_index(index: Any) -> int:
     """Converts the task index in TF_CONFIG, which is a number or a string, to an int."""
     is_text = isinstance(index, str) and index.isascii() and index.isdecimal()
     if not is_text and (isinstance(index, bool) or not isinstance(index, int) or index < 0):
-        raise _malformed(f"its task.index is {index!r}", "an int, 0 or more")
+        raise _malformed_error(f"its task.index is {index!r}", "an int, 0 or more")
     return int(index)
 
 
-def _malformed(found: str, rule: str) -> ClusterError:
+def _malformed_error(found: str, rule: str) -> ClusterError:
     return ClusterError(
         f"reading {VARIABLE}", found=f"{VARIABLE} is malformed: {found}", rule=f"expected {rule}", remedy=_EXAMPLE
     )
