@@ -28,7 +28,7 @@ from mirrored.values import html
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.provenance import Batch, Makers
 from mirrored.values.reprs import distributed_repr, outline_of, traced_repr
-from mirrored.values.stacking import are_readable_here, read_tracked, stack_components, unequal, unstacked
+from mirrored.values.stacking import are_readable_here, read_tracked, stack_components, unequal_error, unstacked
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -276,7 +276,7 @@ class PerReplica(_NotAnArray):
         if self._stacked is not None:
             return self._stacked
         if self._ragged:
-            raise unequal("components whose shapes differ between workers")
+            raise unequal_error("components whose shapes differ between workers")
         stacked: jax.Array = stack_components(self.values, device_assignment)
         # Not kept: the values of variables, which may change, and the array of one of several strategies that use it.
         if self.is_placed and not has_registered(self.values):

@@ -91,13 +91,13 @@ def stack_components(
             check_fit(leaf)
     shapes = {np.shape(component) for component in components}
     if len(shapes) > 1:
-        raise unequal(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")
+        raise unequal_error(f"components of shapes {', '.join(str(np.shape(component)) for component in components)}")
     dtypes = [_dtype_of(component) for component in components]
     if len(set(dtypes)) > 1:
-        raise unequal(f"components of dtypes {', '.join(map(str, dtypes))}")
+        raise unequal_error(f"components of dtypes {', '.join(map(str, dtypes))}")
     if is_tracked or any(is_live_box(component) for component in components):
         if device_assignment.spans_processes:
-            raise _recorded()
+            raise _recording_error()
         # A tape outside `run` tracks the components. It records array operations, so they must be
         # ordinary operations on one device and not the assembly of a sharded array from per-device buffers.
         stacked = jnp.stack([jax.device_put(component, device_assignment.devices[0]) for component in components])
@@ -116,7 +116,7 @@ def _dtype_of(component: Any) -> Any:
     return canonical_dtype(dtype)
 
 
-def unequal(found: str) -> ValuesError:
+def unequal_error(found: str) -> ValuesError:
     """Returns the error to raise if the components of a per-replica value cannot be stacked into one array."""
     return ValuesError(
         "PerReplica.stacked",
@@ -127,7 +127,7 @@ def unequal(found: str) -> ValuesError:
     )
 
 
-def _recorded() -> ValuesError:
+def _recording_error() -> ValuesError:
     return ValuesError(
         "PerReplica.stacked",
         found="a tape opened outside run would have to record components of replicas of other workers",

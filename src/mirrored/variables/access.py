@@ -28,10 +28,10 @@ from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.belonging import check_placement
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.variables.assigned import as_result
-from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of, without_strategy
+from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, no_strategy_error, reduction_of
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import aligned, own, placed, uncommitted
-from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, no_components, row_in, write_components
+from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, component_error, row_in, write_components
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -329,7 +329,7 @@ def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
             remedy="create it with aggregation=VariableAggregation.MEAN (or SUM, ...), or reduce the value first",
         )
     if variable.device_assignment is None and here.runner is None:
-        raise without_strategy(assignment.called, variable.name)
+        raise no_strategy_error(assignment.called, variable.name)
     # Checked before stacking, which makes arrays of the host's integers, whose range is then unknown.
     if here.store is None and not value.is_stacked:
         for component in value.values:
@@ -368,7 +368,7 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
         store.set_local(variable, index, new, assignment.where)
         return store.local(variable, index)
     if variable.device_assignment is None and variable.is_sum_of_components:
-        raise no_components(assignment.called, variable.name)
+        raise component_error(assignment.called, variable.name)
     _merge(assignment, value, store, runner)
     return store.local(variable, index)
 

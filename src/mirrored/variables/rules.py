@@ -271,7 +271,7 @@ def _casts(given: DTypeLike, wanted: DTypeLike) -> bool:
     return ranks[0] <= ranks[1]
 
 
-def without_strategy(called: str, name: str) -> VariableError:
+def no_strategy_error(called: str, name: str) -> VariableError:
     """Returns the error for assigning a per-replica value to a variable without a strategy."""
     return VariableError(
         called,

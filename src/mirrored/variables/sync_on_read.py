@@ -210,7 +210,7 @@ def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> A
     return value / count
 
 
-def no_components(called: str, name: str) -> ContextError:
+def component_error(called: str, name: str) -> ContextError:
     """Returns the error for replicas in a compiled run that assign a variable without per-replica components."""
     return ContextError(
         called,
