@@ -114,7 +114,7 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
         if is_variable(leaf) or is_array(leaf):
             positions.append(position)
         elif all(isinstance(step, (SequenceKey, DictKey)) for step in path):
-            raise _not_a_source(leaf, path, called)
+            raise _not_a_source_error(leaf, path, called)
 
     def rebuild(results: Sequence[Any]) -> Any:
         full: list[Any] = [None] * len(leaves)
@@ -147,7 +147,7 @@ def source_of(leaf: Any, called: str) -> Any:
     if not is_variable(leaf) or ambient().replica is not None or not getattr(variable, "per_replica", False):
         return leaf
     if getattr(variable.aggregation, "name", "") == "NONE":
-        raise _of_components(
+        raise _component_source_error(
             called, f"the sync-on-read variable {variable.name!r} with aggregation NONE, in cross-replica context"
         )
     return leaf
@@ -163,11 +163,11 @@ def whole_variable(leaf: Any, called: str) -> Any:
     if container is None:
         return leaf
     if container.num_replicas > 1:
-        raise _of_components(called, f"{leaf.name!r}, the copy of one replica (an element of variable.values)")
+        raise _component_source_error(called, f"{leaf.name!r}, the copy of one replica (an element of variable.values)")
     return container
 
 
-def _of_components(called: str, found: str) -> TapeError:
+def _component_source_error(called: str, found: str) -> TapeError:
     return TapeError(
         called,
         found=f"a source is {found}",
@@ -229,7 +229,7 @@ def shape_of(value: jax.Array | ReadableVariable) -> tuple[int, ...]:
     return tuple(value.shape if shape is None else shape)
 
 
-def _not_a_source(leaf: object, path: tuple[Any, ...], called: str) -> ArgumentTypeError:
+def _not_a_source_error(leaf: object, path: tuple[Any, ...], called: str) -> ArgumentTypeError:
     where = jax.tree_util.keystr(path)
     return ArgumentTypeError(
         called,
@@ -345,7 +345,7 @@ class Walk:
             # Under a tape around an eager run, the cotangents of a variable are on the devices of the replicas that
             # read it. The sum is computed on the device of the first one.
             if isinstance(payload_of(first), Tracer):
-                raise _on_several_devices() from None
+                raise _several_devices_error() from None
             return self._run(catalogue.ADD, [first, jax.device_put(second, payload_of(first).sharding)])[0]
 
     def _run(self, operation: Operation, values: Sequence[Any]) -> Sequence[Any]:
@@ -360,7 +360,7 @@ class Walk:
         return operation.jitted(*moved) if self._direct else run_under(self._trace, operation, moved)
 
 
-def _on_several_devices() -> TapeError:
+def _several_devices_error() -> TapeError:
     return TapeError(
         "GradientTape.jacobian",
         found="several replicas of an eager run read one variable, so its cotangents are on different devices",

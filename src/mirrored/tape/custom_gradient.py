@@ -150,7 +150,7 @@ class _Call:
         variables = list(read.variables.values())
         takes_variables = _takes_variables(gradient)
         if variables and not takes_variables:
-            raise _needs_variables(self._function, variables)
+            raise _needs_variables_error(self._function, variables)
         avals = [aval_of(output) for output in outputs]
         tracked = [is_inexact(aval) for aval in avals]
         for tape, (_, keys, watched) in reversed(list(zip(tapes, sorted_operands, strict=True))):
@@ -208,7 +208,7 @@ class _Call:
             def pull(cotangents: list[Any]) -> tuple[list[Any], list[Any]]:
                 given = [variables[place] for place in trainable]
                 if given and not _takes_variables(gradient):
-                    raise _needs_variables(self._function, given)
+                    raise _needs_variables_error(self._function, given)
                 of_values = [jnp.zeros_like(value) for value in values]
                 with _substituted_reads(variables, values):
                     output = gradient(*cotangents, variables=given) if given else gradient(*cotangents)
@@ -435,7 +435,7 @@ def _fitted(gradient: Any, like: Any, what: str) -> Any:
     return value if value.dtype == dtype and not value.weak_type else jnp.asarray(value, dtype)
 
 
-def _needs_variables(function: Callable[..., Any], variables: Sequence[Any]) -> ArgumentTypeError:
+def _needs_variables_error(function: Callable[..., Any], variables: Sequence[Any]) -> ArgumentTypeError:
     names = ", ".join(repr(getattr(variable, "name", "a variable")) for variable in variables)
     return ArgumentTypeError(
         "custom_gradient",
