@@ -169,7 +169,7 @@ def set_from_environment(environment: Mapping[str, str] | None = None) -> None:
 
 def _apply(n: int, kind: str, *, called: str) -> None:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise _not_a_count(called, n)
+        raise _device_count_error(called, n)
     kind = _checked_kind(kind, called=called)
     _set_cpu_devices(n, called=called)
     _settings.virtual_kind = kind
@@ -201,7 +201,7 @@ def _checked_kind(kind: str, *, called: str) -> str:
     return kind.upper()
 
 
-def _not_a_count(called: str, found: object) -> ArgumentError:
+def _device_count_error(called: str, found: object) -> ArgumentError:
     return ArgumentError(
         called,
         found=f"the number is {found!r} ({type(found).__name__})",

@@ -48,7 +48,7 @@ def beside(value: Any, dtype: DTypeLike) -> Any:
         return stacked(value, _common(jnp.result_type(*elements), dtype))
     array = np.asarray(value)
     if array.dtype.kind not in "biufcV" or array.dtype.fields:
-        raise _no_tensor(value, elements)
+        raise _no_tensor_error(value, elements)
     wanted = np.dtype(dtype) if not array.size else np.dtype(_common(array.dtype, dtype))
     if not _is_held(array, wanted):
         raise ArgumentError(
@@ -128,7 +128,7 @@ def _is_held(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     return limits.min <= int(array.min()) and int(array.max()) <= limits.max
 
 
-def _no_tensor(value: Sequence[Any], elements: Sequence[Any]) -> TypeError:
+def _no_tensor_error(value: Sequence[Any], elements: Sequence[Any]) -> TypeError:
     kinds = sorted({type(one).__name__ for one in elements if not isinstance(one, (bool, int, float, complex))})
     return TypeError(
         f"Attempt to convert a value ({value!r}) with an unsupported type ({', '.join(kinds)}) to an operand of an "

@@ -137,7 +137,7 @@ class ReplicationCheck:
         # is an equation with the primitive `SAME` over the replicas' conditions. If value numbering cannot prove these
         # equal, the replicas may need different iterations or branches.
         if SAME in primitive_names(self._jaxpr) and self._numbers.unequal:
-            raise mismatched("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
+            raise mismatched_collective_error("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
 
     def varies(self, atom: Var | Literal) -> bool:
         """Returns whether a value of the replica program may differ between devices."""
@@ -321,7 +321,9 @@ class CollectiveSites:
         found = next((eqn for jaxpr in jaxprs if (eqn := self._collective_in(jaxpr)) is not None), None)
         if found is None:
             return
-        raise mismatched(f"a reduction over replicas ({found.primitive.name}, {source_line(found)})", what, eqn)
+        raise mismatched_collective_error(
+            f"a reduction over replicas ({found.primitive.name}, {source_line(found)})", what, eqn
+        )
 
     def _collective_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> Any:
         """Returns the first collective in a jaxpr or its inner jaxprs; None if there is none."""
@@ -339,7 +341,7 @@ class CollectiveSites:
                     yield found
 
 
-def mismatched(collective: str, what: str, eqn: JaxprEqn) -> MergeError:
+def mismatched_collective_error(collective: str, what: str, eqn: JaxprEqn) -> MergeError:
     """Returns the error for a collective that would deadlock, because only some replicas execute it.
 
     Args:

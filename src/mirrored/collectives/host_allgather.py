@@ -75,7 +75,7 @@ def _allgather(called: str, question: str, value: object, timeout_seconds: float
         distributed.forget(f"{_ROOT}/{_Allgathers.count - 1}/{here}")
     for worker, (other, _, place) in enumerate(gathered):
         if other != question:
-            raise _mismatched_exchange(called, here, f"{question} (at {line})", worker, f"{other} (at {place})")
+            raise _mismatched_exchange_error(called, here, f"{question} (at {line})", worker, f"{other} (at {place})")
     return [gathered_value for _, gathered_value, _ in gathered]
 
 
@@ -90,7 +90,7 @@ def _wait_for_values(key: str, count: int, limit: float, called: str, question: 
                 distributed.get(f"{key}/{missing[0]}", limit - (time.monotonic() - start))
             except distributed.NoAnswer:
                 present = distributed.below(key)
-                raise _absent_worker(called, question, [w for w in missing if w not in present], limit) from None
+                raise _absent_worker_error(called, question, [w for w in missing if w not in present], limit) from None
     return [json.loads(found[str(worker)]) for worker in range(count)]
 
 
@@ -162,7 +162,7 @@ def _workers(workers: Sequence[int | str]) -> str:
     return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
 
 
-def _mismatched_exchange(called: str, here: int, question: str, worker: int, other: str) -> DisagreementError:
+def _mismatched_exchange_error(called: str, here: int, question: str, worker: int, other: str) -> DisagreementError:
     return DisagreementError(
         called,
         found=f"worker {here} is at: {question}; worker {worker} is at: {other}",
@@ -173,7 +173,7 @@ def _mismatched_exchange(called: str, here: int, question: str, worker: int, oth
     )
 
 
-def _absent_worker(called: str, question: str, missing: Sequence[str], seconds: float) -> AbsentWorkerError:
+def _absent_worker_error(called: str, question: str, missing: Sequence[str], seconds: float) -> AbsentWorkerError:
     return AbsentWorkerError(
         called,
         found=f"{_workers(missing)} did not arrive within {seconds:.0f} s at: {question}",

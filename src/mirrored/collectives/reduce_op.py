@@ -273,14 +273,14 @@ def check_reduction(op: object, component: jax.Array | jax.ShapeDtypeStruct, num
     try:
         result = jax.eval_shape(op, stacked)
     except Exception as error:
-        raise _unsuitable(op, stacked, f"raised {type(error).__name__}: {error}", expected) from error
+        raise _unsuitable_result_error(op, stacked, f"raised {type(error).__name__}: {error}", expected) from error
     if not isinstance(result, jax.ShapeDtypeStruct):
-        raise _unsuitable(op, stacked, f"returned a {type(result).__name__}", expected)
+        raise _unsuitable_result_error(op, stacked, f"returned a {type(result).__name__}", expected)
     if (result.shape, result.dtype) != (tuple(component.shape), component.dtype):
-        raise _unsuitable(op, stacked, f"returned {_describe(result)}", expected)
+        raise _unsuitable_result_error(op, stacked, f"returned {_describe(result)}", expected)
 
 
-def _unsuitable(op: ReduceOp, stacked: jax.ShapeDtypeStruct, what: str, expected: str) -> ArgumentError:
+def _unsuitable_result_error(op: ReduceOp, stacked: jax.ShapeDtypeStruct, what: str, expected: str) -> ArgumentError:
     return ArgumentError(
         op.name,
         found=f"called with the stacked components {_describe(stacked)}, it {what}",
