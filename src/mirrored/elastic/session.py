@@ -86,7 +86,7 @@ class Session:
             CheckpointMismatchError: The training function has created other state than in its previous call.
         """
         if self._checkpoint is not None:
-            raise _twice()
+            raise _resumed_twice_error()
         self._checkpoint = checkpoint
         self._begin_phase("restoring")
         result = None
@@ -119,7 +119,7 @@ class Session:
             WorkersChanged: A worker was lost or joins. Do not catch it; it is not an `Exception`.
         """
         if self._checkpoint is None:
-            raise _not_resumed()
+            raise _not_resumed_error()
         self._steps += 1
         if self._link is None:
             return
@@ -303,7 +303,7 @@ def _begin() -> None:
     _Running.is_running = True
 
 
-def _twice() -> ContextError:
+def _resumed_twice_error() -> ContextError:
     return ContextError(
         "Session.resume",
         found="it was called before in this call of the training function",
@@ -312,7 +312,7 @@ def _twice() -> ContextError:
     )
 
 
-def _not_resumed() -> ContextError:
+def _not_resumed_error() -> ContextError:
     return ContextError(
         "Session.commit",
         found="Session.resume was not called before",

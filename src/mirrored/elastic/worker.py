@@ -87,7 +87,7 @@ class Worker:
             while not self._joining.wait(_POLL_SECONDS):
                 self._link.check()
                 if not distributed.is_connected() and time.monotonic() > end:
-                    raise _not_connected(place)
+                    raise _not_connected_error(place)
             joining, self._joining = self._joining, None
             if joining.error is not None:
                 raise joining.error
@@ -165,7 +165,7 @@ def _name_deleted(error: BaseException, place: Place) -> None:
         )
 
 
-def _not_connected(place: Place) -> AbsentWorkerError:
+def _not_connected_error(place: Place) -> AbsentWorkerError:
     return AbsentWorkerError(
         "elastic.run",
         found=f"not all {place.num_workers} workers of epoch {place.epoch} have connected to {place.coordinator} after "

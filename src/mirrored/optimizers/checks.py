@@ -30,11 +30,11 @@ def with_gradients(pairs: Sequence[Pair], called: str) -> tuple[list[Pair], tupl
     present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     absent = tuple(variable.name for gradient, variable in pairs if gradient is None)
     if not present:
-        raise no_gradients(absent, called)
+        raise no_gradients_error(absent, called)
     return present, absent
 
 
-def no_gradients(absent: Sequence[str], called: str) -> ArgumentError:
+def no_gradients_error(absent: Sequence[str], called: str) -> ArgumentError:
     """Returns the error for an optimizer update in which no variable has a gradient."""
     return ArgumentError(
         called,

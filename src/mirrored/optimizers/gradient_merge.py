@@ -18,7 +18,7 @@ from mirrored._typing import Operand, PyTree
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, StructureError, VariableError
-from mirrored.optimizers.checks import Pair, check_iterators, no_gradients, with_gradients
+from mirrored.optimizers.checks import Pair, check_iterators, no_gradients_error, with_gradients
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
@@ -53,7 +53,9 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
             and _has_arrays(pair[1])
             and not isinstance(pair[0], Variable)
         ):
-            raise _arrays_for_variables(f"{_kind(pair)} at position {position}: arrays in place of variables", called)
+            raise _arrays_for_variables_error(
+                f"{_kind(pair)} at position {position}: arrays in place of variables", called
+            )
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
             _refuse_keras(pair, called)
             raise StructureError(
@@ -119,7 +121,7 @@ def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
     pairs = [(None, leaf) for _, leaf in places] if gradients is None else _paired(gradients, places, called)
     for gradient, leaf in pairs:
         if gradient is not None and _is_parameter(leaf):
-            raise _arrays_for_variables(f"a gradient for an array of shape {np.shape(leaf)}", called)
+            raise _arrays_for_variables_error(f"a gradient for an array of shape {np.shape(leaf)}", called)
     return [
         (gradient, variable)
         for gradient, variable in pairs
@@ -234,7 +236,7 @@ def _refuse_component(variable: object, called: str) -> None:
         )
 
 
-def _arrays_for_variables(found: str, called: str) -> StructureError:
+def _arrays_for_variables_error(found: str, called: str) -> StructureError:
     return StructureError(
         called,
         found=found,
@@ -381,7 +383,7 @@ def _aligned(
     absent = tuple(variables[key].name for key in lacking)
     present = [variable for key, variable in variables.items() if key not in lacking]
     if not present:
-        raise no_gradients(absent, called)
+        raise no_gradients_error(absent, called)
     return present, [_completed(rows[id(variable)], variable) for variable in present], absent
 
 

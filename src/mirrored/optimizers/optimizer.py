@@ -25,7 +25,7 @@ from mirrored.optimizers.gradient_merge import (
     scope_of,
     update_with_sums_of,
 )
-from mirrored.optimizers.rules import Clipping, LearningRate, LearningRateLike, copied, not_copied
+from mirrored.optimizers.rules import Clipping, LearningRate, LearningRateLike, copied, not_copyable_error
 from mirrored.optimizers.slots import Made, Slots, UpdatePlan, UpdateRule
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.entry_point import restoring
@@ -182,7 +182,7 @@ class Optimizer:
         return made
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise not_copied("pickle", self)
+        raise not_copyable_error("pickle", self)
 
     # Updates
 

@@ -377,7 +377,7 @@ def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
         ArgumentTypeError: The optimizer already has state.
     """
     if optimizer.made().scalars or optimizer.made().groups:
-        raise not_copied("copy", optimizer)
+        raise not_copyable_error("copy", optimizer)
     made = object.__new__(type(optimizer))
     memo[id(optimizer)] = made
     vars(made).update({name: copy.deepcopy(one, memo) for name, one in vars(optimizer).items() if name not in _SHARED})
@@ -385,7 +385,7 @@ def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     return made
 
 
-def not_copied(called: str, optimizer: Optimizer) -> ArgumentTypeError:
+def not_copyable_error(called: str, optimizer: Optimizer) -> ArgumentTypeError:
     """Returns the error for copying or pickling an optimizer that already has state."""
     return ArgumentTypeError(
         f"{called} of an {type(optimizer).__name__} optimizer".replace("an Optimizer optimizer", "an Optimizer"),
