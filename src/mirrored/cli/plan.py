@@ -74,7 +74,7 @@ def show_plan(
     counts = _counts(replicas)
     network = _network(bandwidth, latency)
     if not 0 < speed < math.inf:
-        raise _unreadable("--speed", str(speed), "a positive number", "--speed 1.5")
+        raise _unreadable_error("--speed", str(speed), "a positive number", "--speed 1.5")
     aside = _stdout_on_stderr() if as_json else contextlib.nullcontext()
     with _Bar() as bar, aside:
         bar.show("run the program until its step has been timed", 0, None)
@@ -247,7 +247,7 @@ def _counts(text: str) -> list[int]:
         counts = [int(part) for part in text.split(",")]
         if min(counts) >= 1:
             return counts
-    raise _unreadable("--replicas", text, "numbers separated by commas, each at least 1", "--replicas 8,64,512")
+    raise _unreadable_error("--replicas", text, "numbers separated by commas, each at least 1", "--replicas 8,64,512")
 
 
 def _bandwidth(text: str) -> float:
@@ -255,7 +255,7 @@ def _bandwidth(text: str) -> float:
     found = re.fullmatch(_NUMBER + r"([kKmMgGtT]?)(B|B/s|(?i:bit/s)|)", text.strip())
     number = _number(found)
     if found is None or number is None or number <= 0:
-        raise _unreadable(
+        raise _unreadable_error(
             "--bandwidth",
             text,
             "a number of bytes per second (B/s) or of bits per second (bit/s)",
@@ -268,7 +268,7 @@ def _latency(text: str) -> float:
     found = re.fullmatch(_NUMBER + r"(s|ms|us|ns|)", text.strip().lower())
     number = _number(found)
     if found is None or number is None:
-        raise _unreadable("--latency", text, "a number of seconds", "--latency 5us, --latency 5e-6")
+        raise _unreadable_error("--latency", text, "a number of seconds", "--latency 5us, --latency 5e-6")
     return number * _TIMES[found[2]]
 
 
@@ -280,7 +280,7 @@ def _number(found: re.Match[str] | None) -> float | None:
     return None
 
 
-def _unreadable(option: str, text: str, rule: str, remedy: str) -> ArgumentError:
+def _unreadable_error(option: str, text: str, rule: str, remedy: str) -> ArgumentError:
     return ArgumentError(
         "mirrored plan",
         found=f"{option} {text!r} cannot be read",

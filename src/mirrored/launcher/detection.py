@@ -107,13 +107,13 @@ def _in_mpi(environment: Mapping[str, str]) -> MachinePlace | None:
     try:
         found = distributed.detect(_DETECTION_SECONDS) if evidence.source == "Open MPI" else None
     except distributed.DetectionError as error:
-        raise _unreachable(f"{evidence.text}, and JAX's detection fails ({error})") from error
+        raise _no_rendezvous_error(f"{evidence.text}, and JAX's detection fails ({error})") from error
     if found is None:
-        raise _unreachable(evidence.text)
+        raise _no_rendezvous_error(evidence.text)
     return MachinePlace("Open MPI", found.num_processes, found.process_id, found.coordinator)
 
 
-def _unreachable(found: str) -> AllocationError:
+def _no_rendezvous_error(found: str) -> AllocationError:
     return AllocationError(
         "mirrored run",
         found=f"this launcher is one of several ({found}), and nothing says how to reach the others",

@@ -223,7 +223,7 @@ class LauncherRendezvous(Coordination):
                 if "refused" in message:
                     raise self._error(str(message["refused"]), "all launchers are started with the same options")
                 waiting = message.get("waiting", waiting)
-        raise self._missing(waiting)
+        raise self._missing_error(waiting)
 
     def news(self) -> str | None:
         """Returns why another machine's workers were ended; None if no other machine has ended its workers."""
@@ -269,7 +269,7 @@ class LauncherRendezvous(Coordination):
         except RefusedError as error:  # possibly another program, which holds the port for a moment
             self._refusals += 1
             if self._refusals >= _MOST_REFUSALS:
-                raise self._unauthenticated(error) from None
+                raise self._unauthenticated_error(error) from None
             return False
         except OSError:
             self._refusals = 0
@@ -305,7 +305,7 @@ class LauncherRendezvous(Coordination):
         named = [f"[{host}]" if ":" in host else host for host in hosts]
         return [f"{host}:{port}" for host, machine in zip(named, machines, strict=True) for port in machine["ports"]]
 
-    def _missing(self, waiting: list[int]) -> RendezvousError:
+    def _missing_error(self, waiting: list[int]) -> RendezvousError:
         if self._channel is None:
             who = f"no launcher answers at {self._job.coordinator}"
         else:
@@ -324,7 +324,7 @@ class LauncherRendezvous(Coordination):
             "own --node-rank; check that the other machines can reach the port of machine 0",
         )
 
-    def _unauthenticated(self, refusal: RefusedError) -> RendezvousError:
+    def _unauthenticated_error(self, refusal: RefusedError) -> RendezvousError:
         return RendezvousError(
             f"mirrored run on machine {self._job.node_rank}",
             found=f"{refusal} ({self._job.coordinator})",

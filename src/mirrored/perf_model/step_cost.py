@@ -138,7 +138,7 @@ class TracedStep:
         """
         if self._device_assignment is None:
             if replicas > 1:
-                raise _no_strategy()
+                raise _no_strategy_error()
             return self._lowered(None, replicas, share)
         elsewhere = _abstract(self._device_assignment, replicas)
         with _moved(self._strategies, elsewhere):
@@ -310,7 +310,7 @@ def _runs_noted() -> Iterator[list[Strategy]]:
         Strategy._run = original  # type: ignore[method-assign]
 
 
-def _no_strategy() -> ArgumentError:
+def _no_strategy_error() -> ArgumentError:
     return ArgumentError(
         "mirrored plan",
         found="the step has no strategy: it calls no strategy.run, reads no mirrored variable and is not called in a "

@@ -202,7 +202,7 @@ def detect_step(
 def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
     found = max(watch.records.values(), key=lambda one: one[1].order, default=None)
     if found is None or len(found[1].most_common.step) <= _WARM_UP:
-        raise _no_step(called, None if found is None else found[1])
+        raise _no_step_error(called, None if found is None else found[1])
     function, record = found
     calls = record.most_common
     return DetectedStep(
@@ -219,7 +219,7 @@ def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
     )
 
 
-def _no_step(called: str, record: _Record | None) -> ArgumentError:
+def _no_step_error(called: str, record: _Record | None) -> ArgumentError:
     found = "the program called no compiled function"
     if record is not None:
         count = record.order[0]

@@ -78,7 +78,9 @@ FOLLOWS: Final = "(follows)"
 """Prefix of the exit report of a worker that ends for a cause that the other workers detect themselves."""
 
 
-def lost_worker(worker: int, standing: WorkerProgress | None, words: str, silent_seconds: float) -> AbsentWorkerError:
+def lost_worker_error(
+    worker: int, standing: WorkerProgress | None, words: str, silent_seconds: float
+) -> AbsentWorkerError:
     """Creates the error for a lost worker: names the worker, and says why it ended or when it was last seen.
 
     Args:

@@ -28,7 +28,7 @@ from mirrored.watchdog.fail_fast_exit import (
     has_launcher,
     in_forked_children,
     is_aborting,
-    lost_worker,
+    lost_worker_error,
     report_exit_by,
     tell_launcher,
 )
@@ -236,7 +236,7 @@ class Watchdog:
             time.sleep(_OWN_REPORT_SECONDS)  # this worker detects the same cause in a moment, and reports it better
         age = self._age(worker)
         self._wait_for_jax_message(worker)
-        error = lost_worker(worker, self._board.get(worker), report.removeprefix(FOLLOWS).strip(), age)
+        error = lost_worker_error(worker, self._board.get(worker), report.removeprefix(FOLLOWS).strip(), age)
         text = "".join(traceback.format_exception_only(error)).rstrip()
         fail_fast("lost-peer", 1, text, lambda: print(text, file=sys.stderr, flush=True))
 
@@ -268,7 +268,7 @@ class Watchdog:
             worker = max(ages, key=ages.__getitem__, default=self._worker)
         if worker == self._worker or self._age(worker) <= limit:
             return None
-        error = lost_worker(worker, self._board.get(worker), "", self._age(worker))
+        error = lost_worker_error(worker, self._board.get(worker), "", self._age(worker))
         return "".join(traceback.format_exception_only(error)).rstrip()
 
     def _fail(self, verdict: str) -> None:
