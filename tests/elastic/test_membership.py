@@ -17,7 +17,7 @@ def running(*workers, step=None, minimum=1, limit=5):
     assert [one.worker for one in commands] == list(workers)
     if step is not None:
         for worker in workers:
-            membership.has_snapshot(worker, 1, step)
+            membership.snapshot_completed(worker, 1, step)
     return membership
 
 
@@ -49,7 +49,7 @@ def test_a_new_worker_joins_when_a_step_is_committed_and_members_keep_their_rank
     membership.arrived(B, [10])
     assert membership.arrived(NEW) == []
     assert membership.joining == [NEW]
-    assert membership.has_snapshot(B, 2, 20) == [Leave(B)]
+    assert membership.snapshot_completed(B, 2, 20) == [Leave(B)]
     epoch = Epoch(3, (B, NEW), step=20, source=0, receivers=(1,))
     assert membership.arrived(B, [10, 20]) == [Begin(B, epoch), Begin(NEW, epoch)]
 
@@ -64,9 +64,9 @@ def test_fewer_workers_than_the_minimum_wait_for_others():
 
 def test_a_step_is_committed_when_all_members_have_a_snapshot_of_it():
     membership = running(A, B)
-    membership.has_snapshot(A, 1, 20)
+    membership.snapshot_completed(A, 1, 20)
     assert membership.committed is None
-    membership.has_snapshot(B, 1, 10)
+    membership.snapshot_completed(B, 1, 10)
     assert membership.committed == 10
 
 
@@ -76,7 +76,7 @@ def test_messages_of_an_earlier_epoch_have_no_effect():
     membership.arrived(B, [10])
     assert membership.suspected(B, 1) == []
     assert membership.done(B, 1) == []
-    membership.has_snapshot(B, 1, 30)
+    membership.snapshot_completed(B, 1, 30)
     assert membership.committed == 10
 
 
@@ -134,15 +134,15 @@ def test_all_events_of_one_failure_count_once(events):
 def test_a_loss_while_the_members_leave_for_a_new_worker_is_a_failure():
     membership = running(A, B, step=10, limit=0)
     membership.arrived(NEW)
-    membership.has_snapshot(A, 1, 20)
-    assert membership.has_snapshot(B, 1, 20) == [Leave(A), Leave(B)]
+    membership.snapshot_completed(A, 1, 20)
+    assert membership.snapshot_completed(B, 1, 20) == [Leave(A), Leave(B)]
     assert [type(one) for one in membership.lost(A)] == [Fail]
 
 
 def test_progress_resets_the_count_of_failures():
     membership = running(A, limit=1)
     for epoch in range(1, 5):
-        membership.has_snapshot(A, epoch, 10 * epoch)
+        membership.snapshot_completed(A, epoch, 10 * epoch)
         assert membership.suspected(A, epoch) == [Leave(A)]
         membership.arrived(A, [10 * epoch])
 

@@ -133,7 +133,7 @@ class World:
         one.dispatched = len(one.state)
         one.snapshots = {step: kept for step, kept in one.snapshots.items() if step == epoch.step}
         if epoch.step is not None:
-            self.outbox.append(("has_snapshot", one.key, epoch.number, epoch.step))
+            self.outbox.append(("snapshot_completed", one.key, epoch.number, epoch.step))
 
     def _dispatch(self, key):
         self.workers[key].dispatched += 1
@@ -154,7 +154,7 @@ class World:
         one = self.workers[key]
         state = one.pending.pop(0)
         one.snapshots = {len(state): state}  # only the newest is kept
-        self.outbox.append(("has_snapshot", key, one.epoch.number, len(state)))
+        self.outbox.append(("snapshot_completed", key, one.epoch.number, len(state)))
 
     def _finish(self, key):
         one = self.workers[key]

@@ -156,14 +156,14 @@ class Link:
         """Tells the launcher that all processes must restart, as this process cannot leave its membership epoch."""
         self._send(kind="restarts", reason=reason)
 
-    def has_snapshot(self, step: int) -> None:
+    def report_snapshot(self, step: int) -> None:
         """Tells the launcher that this worker has a complete snapshot of a step.
 
         Context: any thread.
         """
         self._send(kind="snapshot", step=step)
 
-    def has_stepped(self) -> None:
+    def report_first_step(self) -> None:
         """Tells the launcher that the first step of this membership epoch has ended, and how long each phase took."""
         phases, programs = self.phases.end()
         self._send(kind="stepped", phases=phases, programs=programs)

@@ -172,7 +172,7 @@ class Membership:
             return []
         return self._failed()
 
-    def has_snapshot(self, worker: WorkerKey, epoch: int, step: int) -> list[Command]:
+    def snapshot_completed(self, worker: WorkerKey, epoch: int, step: int) -> list[Command]:
         """Handles a member's report of a complete snapshot of a step; returns the commands to execute.
 
         If the report advances `committed` and other workers wait, all members leave the epoch, so that the workers can

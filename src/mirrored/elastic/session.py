@@ -98,7 +98,7 @@ class Session:
             self._steps = self._place.step
             self._pace = Pace(self._every, self._steps, _proposals)
             if self._link is not None:
-                self._link.has_snapshot(self._steps)
+                self._link.report_snapshot(self._steps)
         self._begin_phase("first step")
         return result
 
@@ -126,7 +126,7 @@ class Session:
         self._link.check()
         if not self._has_stepped:
             self._has_stepped = True
-            self._link.has_stepped()
+            self._link.report_first_step()
             recovery.collect_garbage()
         if self._pace.is_due(self._steps):
             self._pace.taken(self._steps, self._snapshot())

@@ -35,7 +35,7 @@ class Worker:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._snapshots = Snapshots(self._completed, self._has_lost_worker)
+        self._snapshots = Snapshots(self._completed, self._is_due_to_change)
         self._copies = SharedCopies.of_job()
         self._writes_copies = False
         copy = self._copies.newest()
@@ -69,9 +69,9 @@ class Worker:
         """Copies a completed snapshot to shared memory and reports it to the launcher; runs in a background thread."""
         if self._writes_copies:
             self._copies.write(step, self._snapshots[step])
-        self._link.has_snapshot(step)
+        self._link.report_snapshot(step)
 
-    def _has_lost_worker(self, _: Exception) -> bool:
+    def _is_due_to_change(self, _: Exception) -> bool:
         """Returns whether a failed snapshot is due to a change of workers; runs in a background thread."""
         return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=False)
 

@@ -186,7 +186,7 @@ class ElasticSupervisor(Supervisor):
                 self._changes(f"a collective has failed on worker {key[0]}")
                 return self._membership.suspected(key, epoch)
             case "snapshot":
-                return self._join(self._membership.has_snapshot(key, epoch, message["step"]))
+                return self._join(self._membership.snapshot_completed(key, epoch, message["step"]))
             case "done":
                 self._returned_at[key] = time.monotonic()
                 return self._membership.done(key, epoch)
