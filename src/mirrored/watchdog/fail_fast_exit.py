@@ -219,7 +219,7 @@ class LauncherChannel:
         with contextlib.suppress(OSError):
             self._socket.sendall(f"note {line}\n".encode(errors="replace"))
 
-    def has_shown(self) -> None:
+    def confirm_shown(self) -> None:
         """Tells the launcher that this worker has printed its error, and waits for the launcher to end this process."""
         with contextlib.suppress(OSError):
             self._socket.sendall(b"shown\n")
@@ -304,7 +304,7 @@ def _report_exit(kind: str, code: int, text: str, show: Callable[[], object]) ->
         with contextlib.suppress(Exception):
             stream.flush()
     if launcher is not None:
-        launcher.has_shown()
+        launcher.confirm_shown()
     elif _Process.report is not None:
         _Process.report(kind, text)
 

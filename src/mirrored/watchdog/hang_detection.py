@@ -78,8 +78,8 @@ def unmatched_calls(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, 
     """
     found = {}
     for (worker, progress), (other, its_progress) in itertools.permutations(sorted(standings.items()), 2):
-        for place in _own_places(progress, its_progress):
-            counterparts = [one for one in _own_places(its_progress, progress) if one.label == place.label]
+        for place in _missed_call_sites(progress, its_progress):
+            counterparts = [one for one in _missed_call_sites(its_progress, progress) if one.label == place.label]
             key = worker, place.label, place.line
             if not counterparts and key not in found:
                 found[key] = (
@@ -89,7 +89,7 @@ def unmatched_calls(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, 
     return found
 
 
-def _own_places(one: WorkerProgress, other: WorkerProgress) -> list[CallSite]:
+def _missed_call_sites(one: WorkerProgress, other: WorkerProgress) -> list[CallSite]:
     """Returns the lines at which worker `one` called a collective, but worker `other`, now past them, did not."""
     if other.has_more_places:
         return []
