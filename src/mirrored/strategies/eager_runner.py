@@ -294,7 +294,7 @@ class EagerRunner(ReplicaRunner):
     def _reduce_apart(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """All-reduces concrete arrays; returns a copy of each result on every local replica's device."""
         wholes = self.reduce(op, arrays)
-        return [[_own_view(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
+        return [[_on_device(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
 
     def are_equal(self, numbers: Sequence[Any]) -> bool:
         if not self._spans:
@@ -362,7 +362,7 @@ class EagerRunner(ReplicaRunner):
 
     def reduced_component(self, value: Operand, local: int) -> Any:
         device = self._device_of(local)
-        return self.separate(self._moved(value, device) if _is_recorded(value) else _own_view(value, device))
+        return self.separate(self._moved(value, device) if _is_recorded(value) else _on_device(value, device))
 
     def separate(self, component: jax.Array) -> Any:
         """Marks an array as belonging to one replica, so that it does not count as shared; returns the array."""
@@ -380,7 +380,7 @@ class EagerRunner(ReplicaRunner):
         mirrored = [entry.variable for entry in entries if not entry.variable.per_replica]
         check_equal(
             "Strategy.run",
-            {f"mirrored variable {v.name!r}": _own_view(self.store.whole(v), self._device_of(0)) for v in mirrored},
+            {f"mirrored variable {v.name!r}": _on_device(self.store.whole(v), self._device_of(0)) for v in mirrored},
             rule="a mirrored variable must be equal on all replicas of all workers at all times",
             remedy="reduce the value first (get_replica_context().all_reduce), or create it with aggregation=",
         )
@@ -393,7 +393,7 @@ class EagerRunner(ReplicaRunner):
         if _is_recorded(value):
             return jax.device_put(value, device)
         if len(value.sharding.device_set) > 1 and value.is_fully_replicated:
-            return _own_view(value, device)
+            return _on_device(value, device)
         return value if not value.committed or value.device == device else jax.device_put(value, device)
 
     def whole(self, components: Sequence[Any]) -> Any:
@@ -427,7 +427,7 @@ def _described(component: jax.Array) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def _own_view(value: jax.Array, device: jax.Device) -> jax.Array:
+def _on_device(value: jax.Array, device: jax.Device) -> jax.Array:
     """Returns the shard of an array on `device`; transfers an array that is on a single other device."""
     if len(value.sharding.device_set) == 1:
         return value.addressable_data(0) if value.device == device else jax.device_put(value, device)
