@@ -183,17 +183,17 @@ class ElasticSupervisor(Supervisor):
                 self._events.write("suspected", worker=key[0], epoch=epoch)
                 if self._restart_reason is not None:  # all workers are to be ended: the cause would be lost
                     wait_for_end(one.worker for one in self._members.values())
-                self._changes(f"a collective has failed on worker {key[0]}")
+                self._record_cause(f"a collective has failed on worker {key[0]}")
                 return self._membership.suspected(key, epoch)
             case "snapshot":
-                return self._join(self._membership.snapshot_completed(key, epoch, message["step"]))
+                return self._record_joining(self._membership.snapshot_completed(key, epoch, message["step"]))
             case "done":
                 self._returned_at[key] = time.monotonic()
                 return self._membership.done(key, epoch)
-        self._take_fact(key, member, message)
+        self._handle_report(key, member, message)
         return []
 
-    def _take_fact(self, key: WorkerKey, member: Member, message: dict[str, Any]) -> None:
+    def _handle_report(self, key: WorkerKey, member: Member, message: dict[str, Any]) -> None:
         """Handles a worker's message that does not change which workers are members of the job."""
         match message["kind"]:
             case "stepped":
@@ -239,14 +239,14 @@ class ElasticSupervisor(Supervisor):
                 f"newest checkpoint, at most {self._job.max_restarts} times"
             )
 
-    def _join(self, commands: list[Command]) -> list[Command]:
+    def _record_joining(self, commands: list[Command]) -> list[Command]:
         """Records which workers join the job, if `commands` make the current members leave their epoch."""
         if commands:
-            indices = ", ".join(str(key[0]) for key in self._membership.joining)
-            self._changes(f"worker{'s' * (', ' in indices)} {indices} join{'s' * (', ' not in indices)}")
+            slots = ", ".join(str(key[0]) for key in self._membership.joining)
+            self._record_cause(f"worker{'s' * (', ' in slots)} {slots} join{'s' * (', ' not in slots)}")
         return commands
 
-    def _changes(self, cause: str) -> None:
+    def _record_cause(self, cause: str) -> None:
         """Records why the set of workers changes, and when the change began."""
         if self._changing_since is None or not self._cause:
             self._changing_since = time.monotonic()
@@ -388,7 +388,7 @@ class ElasticSupervisor(Supervisor):
         if not member.has_arrived and self._replacements.is_hopeless(key[0]):
             return self._give_up(key[0], how, code)
         self._has_lost_member = self._has_lost_member or (is_member and code != 0)
-        self._changes(f"worker {key[0]} {how}")
+        self._record_cause(f"worker {key[0]} {how}")
         return failure or self._execute(self._membership.lost(key))
 
     def _give_up(self, index: int, how: str, code: int | None) -> Failure | None:
