@@ -422,10 +422,10 @@ class Adasum(ReduceOp):
 
 def _adasum(one: jax.Array, other: jax.Array) -> Any:
     shared = jnp.real(jnp.vdot(one, other))
-    return (1 - _half_of(shared, one)) * one + (1 - _half_of(shared, other)) * other
+    return (1 - _subtracted_fraction(shared, one)) * one + (1 - _subtracted_fraction(shared, other)) * other
 
 
-def _half_of(shared: jax.Array, vector: jax.Array) -> Any:
+def _subtracted_fraction(shared: jax.Array, vector: jax.Array) -> Any:
     """Returns the fraction of `vector` that Adasum subtracts, given the dot product `shared`; 0 for a zero vector."""
     squared = jnp.real(jnp.vdot(vector, vector))
     return jnp.where(squared > 0, shared / (2 * jnp.where(squared > 0, squared, 1)), 0)
