@@ -38,7 +38,7 @@ def check_loss_scale(summed: Summed, scale: LossScaling, analysis: ReplicationCh
     called, rows, _ = summed
     firsts = [row[0] for row in rows]
     if summed.are_divided:
-        parts = scale.parts_in(firsts)
+        parts = scale.global_means_in(firsts)
         if parts:
             _warn_of_parts(called, parts[0], num_replicas)
         return

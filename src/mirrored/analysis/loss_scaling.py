@@ -151,7 +151,7 @@ class LossScaling:
             return []
         return sorted({mean for value in values for mean in value.means}, key=str)
 
-    def parts_in(self, gradients: Sequence[Any]) -> list[Mean]:
+    def global_means_in(self, gradients: Sequence[Any]) -> list[Mean]:
         """Returns the means over the global batch from which the given gradients were derived."""
         return sorted({part for value in self._values_of(gradients)[0] for part in value.parts}, key=str)
 

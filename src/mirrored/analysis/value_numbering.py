@@ -191,11 +191,11 @@ class ValueNumbering:
         return [
             starting[j]  # The loop never changes this carry.
             if j < loop.carries and leaving[j] == carried[j]
-            else self._left(eqn, loop, group, flows[group], operands, here)
+            else self._loop_result(eqn, loop, group, flows[group], operands, here)
             for j, group in enumerate(groups)
         ]
 
-    def _left(
+    def _loop_result(
         self, eqn: JaxprEqn, loop: _LoopNumbering, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site
     ) -> int:
         """Returns the value number of a loop's result `j`, derived only from the values that the result depends on.
