@@ -100,7 +100,7 @@ class TracedStep:
         device_assignments = [one.device_assignment for one in self._strategies]
         self._device_assignment: DeviceAssignment | None = device_assignments[0] if device_assignments else None
         self.replicas = 1 if self._device_assignment is None else self._device_assignment.num_replicas
-        self.devices: tuple[jax.Device, ...] = _like(self._device_assignment)
+        self.devices: tuple[jax.Device, ...] = _local_devices_like(self._device_assignment)
         if self.replicas == 1 and not any(self._spread):
             self._spread_the_batch()
         described = zip(self._described, self._spread, strict=True)
@@ -148,7 +148,7 @@ class TracedStep:
         """Returns one replica's program for `share` examples, and arguments to run it on `copies` devices at once."""
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, alone):
-            pure = self._pure(self._for(1, share), alone)
+            pure = self._pure(self._shapes_for(1, share), alone)
         found = zip(self._leaves, self._described, self._spread, strict=True)
         arrays = [(leaf, spread) for leaf, one, spread in found if isinstance(one, jax.ShapeDtypeStruct)]
         return BatchShare(
@@ -173,13 +173,13 @@ class TracedStep:
         return _costs(costs, replicas, share, exchanges_in(traced.jaxpr, replicas))
 
     def _traced(self, device_assignment: DeviceAssignment | None, replicas: int, share: int) -> Any:
-        described = self._for(replicas, share)
+        described = self._shapes_for(replicas, share)
         pure = self._pure(described, device_assignment)
         state = [_state(variable, replicas) for variable in pure.reads]
         operands = [one for one in described if isinstance(one, jax.ShapeDtypeStruct)]
         return jax.jit(pure.call).trace(state, operands)
 
-    def _for(self, replicas: int, share: int) -> list[Any]:
+    def _shapes_for(self, replicas: int, share: int) -> list[Any]:
         """Returns the shapes of the step's arguments for another number of replicas and batch size."""
         return [
             _resized(one, replicas, self.share, share) if is_spread else one
@@ -191,7 +191,7 @@ class TracedStep:
 
         def step(*inputs: Any) -> list[Any]:
             filled = [
-                _filled(value, device_assignment) if is_spread else _filled_whole(leaf, value)
+                _batch_argument(value, device_assignment) if is_spread else _whole_argument(leaf, value)
                 for leaf, value, is_spread in zip(self._leaves, inputs, self._spread, strict=True)
             ]
             args, kwargs = self._treedef.unflatten(filled)
@@ -234,14 +234,14 @@ def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share
     return jax.ShapeDtypeStruct((replicas, *part), stacked.dtype)
 
 
-def _filled(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
+def _batch_argument(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
     """Returns a batch array as the step's argument: a `PerReplica`, or its only row without a device assignment."""
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)
 
 
-def _filled_whole(leaf: Leaf, value: jax.Array) -> Any:
+def _whole_argument(leaf: Leaf, value: jax.Array) -> Any:
     """Returns a non-batch array as the step's argument: a `Mirrored` if the original argument is one."""
     return Mirrored(value, leaf.num_replicas) if isinstance(leaf, Mirrored) else value
 
@@ -264,7 +264,7 @@ def _nbytes(variable: VariableLike) -> int:
     return int(getattr(key_data(variable.stored()), "nbytes", 0))
 
 
-def _like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
+def _local_devices_like(device_assignment: DeviceAssignment | None) -> tuple[jax.Device, ...]:
     """Returns the local devices on the platform of a device assignment, with the assignment's devices first."""
     if device_assignment is None:
         return tuple(jax.local_devices())

@@ -91,8 +91,8 @@ class _Record:
     first_ended: float = 0.0
 
     @property
-    def order(self) -> tuple[int, float]:
-        """A sort key: the number of calls, and their total time in seconds."""
+    def totals(self) -> tuple[int, float]:
+        """The number of calls, and their total time in seconds; the step is the function with the largest totals."""
         times = [one.step for one in self.calls.values()]
         return sum(map(len, times)), sum(map(sum, times))
 
@@ -145,7 +145,7 @@ class _CallWatch:
 
     def _has_many_signatures(self, record: _Record) -> bool:
         """Returns whether a function has so many call signatures that timing the most common one takes too long."""
-        count, seconds = record.order
+        count, seconds = record.totals
         return count >= _MOST_SIGNATURES * (self._steps + _WARM_UP) and seconds >= _MOST_SIGNATURES * self._seconds
 
 
@@ -200,7 +200,7 @@ def detect_step(
 
 
 def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
-    found = max(watch.records.values(), key=lambda one: one[1].order, default=None)
+    found = max(watch.records.values(), key=lambda one: one[1].totals, default=None)
     if found is None or len(found[1].most_common.step) <= _WARM_UP:
         raise _no_step_error(called, None if found is None else found[1])
     function, record = found
@@ -222,7 +222,7 @@ def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
 def _no_step_error(called: str, record: _Record | None) -> ArgumentError:
     found = "the program called no compiled function"
     if record is not None:
-        count = record.order[0]
+        count = record.totals[0]
         found = f"the most-called compiled function was called {count} times"
         if count > _WARM_UP:
             found += f", at most {len(record.most_common.step)} times with the same shapes"
