@@ -84,7 +84,7 @@ class MultiWorkerMirroredStrategy(MirroredStrategy):
         if process is None and cluster_resolver is None and not resolver.cluster_spec():
             process = detected_process("MultiWorkerMirroredStrategy", rendezvous_seconds())
             resolver = resolver if process is None else resolver_of(process)
-        devices = _alone() if process is None or process.num_processes == 1 else _together(process, deterministic)
+        devices = _alone() if process is None or process.num_processes == 1 else _join_job(process, deterministic)
         super().__init__(devices, num_replicas=num_replicas, deterministic=deterministic)
         self._cluster_resolver = resolver
 
@@ -100,7 +100,7 @@ def _alone() -> list[str | jax.Device] | None:
     return ["CPU:0"] if only_cpus and not settings.VIRTUAL_DEVICES.is_set() else None
 
 
-def _together(process: Process, deterministic: bool) -> list[str | jax.Device]:
+def _join_job(process: Process, deterministic: bool) -> list[str | jax.Device]:
     """Joins the job, starts the watchdog, and returns the devices of all workers, in the order of tasks."""
     called = "MultiWorkerMirroredStrategy"
     join(process, called)
