@@ -18,11 +18,11 @@ import jax
 
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.errors import ContextError, InputError, StructureError
-from mirrored.runtime.element_draws import FunctionDraws, drawing_for
+from mirrored.runtime.element_draws import FunctionStreamId, drawing_for
 
 
 def call(
-    function: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionDraws | None = None
+    function: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionStreamId | None = None
 ) -> Any:
     """Calls `function(element)` (`function(*element)` for a tuple), and runs the function's JAX operations on the CPU.
 
@@ -69,7 +69,7 @@ def is_in_function() -> bool:
 
 
 def transformed(
-    function: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionDraws | None = None
+    function: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionStreamId | None = None
 ) -> Element:
     """Calls a user function on a dataset element with `call`, and converts the result to a pytree of NumPy arrays.
 
@@ -84,7 +84,7 @@ def transformed(
 
 
 def is_true(
-    predicate: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionDraws | None = None
+    predicate: Callable[..., Any], element: Element, called: str, index: int, draws: FunctionStreamId | None = None
 ) -> bool:
     """Returns whether a user's predicate is true for a dataset element; calls the predicate with `call`.
 

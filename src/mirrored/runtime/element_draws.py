@@ -23,7 +23,7 @@ _MASK = 2**64 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class FunctionDraws:
+class FunctionStreamId:
     """Identifies the random stream of a function that a dataset calls per element, in one pass over the data.
 
     Attributes:
@@ -47,7 +47,7 @@ class ElementDraws:
 
     __slots__ = ("_count", "_function", "_index")
 
-    def __init__(self, function: FunctionDraws, index: int) -> None:
+    def __init__(self, function: FunctionStreamId, index: int) -> None:
         self._function, self._index, self._count = function, index, 0
 
     @property
@@ -81,7 +81,7 @@ def packed(numbers: Sequence[int]) -> bytes:
 class Pipelines:
     """Numbers the input pipelines that draw from one random stream, in the order of their first draws.
 
-    The numbers are the same in the next run of the program, unlike those of `FunctionDraws.pipeline`.
+    The numbers are the same in the next run of the program, unlike those of `FunctionStreamId.pipeline`.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def element_draws() -> ElementDraws | None:
     return ambient().element
 
 
-def drawing_for(function: FunctionDraws | None, index: int) -> AbstractContextManager[Any]:
+def drawing_for(function: FunctionStreamId | None, index: int) -> AbstractContextManager[Any]:
     """Returns a context manager in which random draws are keyed by a dataset's function and the element's index.
 
     Args:

@@ -17,7 +17,7 @@ from mirrored.data.pipeline import indexed_sources, stateful, streams, transform
 from mirrored.data.pipeline.iterators import Steps, at_least
 from mirrored.data.pipeline.nodes import Members, Node
 from mirrored.errors import ArgumentError, StructureError
-from mirrored.runtime.element_draws import FunctionDraws
+from mirrored.runtime.element_draws import FunctionStreamId
 
 # `Dataset` methods that combine datasets.
 
@@ -82,7 +82,7 @@ class Combining(Steps):
     def _interleaved(self, map_func: Callable[..., Steps], cycle: int, block: int, called: str) -> Self:
         function = type(self).adapted(map_func)
 
-        def open_input(element: Element, number: int, draws: FunctionDraws) -> Node:
+        def open_input(element: Element, number: int, draws: FunctionStreamId) -> Node:
             made = transformed(function, element, called, number, draws)
             if isinstance(made, Steps):
                 return made._node

@@ -21,7 +21,7 @@ from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.seeds import DrawnSeed, FunctionPasses, derived, is_older
 from mirrored.data.specs import NoElementError
-from mirrored.runtime.element_draws import FunctionDraws
+from mirrored.runtime.element_draws import FunctionStreamId
 
 ENDLESS: Final = 2**62
 """The length of an infinite indexed dataset. Grain and `len` accept it, and the sum of two fits into 64 bits."""
@@ -60,10 +60,10 @@ class Run:
     places: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     uses: tuple[int, ...] = ()
 
-    def draws_of(self, step: Node) -> FunctionDraws:
-        """Returns the random streams (`FunctionDraws`) of an operation's user function in this pass."""
+    def draws_of(self, step: Node) -> FunctionStreamId:
+        """Identifies the random stream from which an operation's user function draws in this pass."""
         number, count = self.draws
-        return FunctionDraws(number, (*self.places.get(id(step), (0,)), *self.uses), (count, *self.key))
+        return FunctionStreamId(number, (*self.places.get(id(step), (0,)), *self.uses), (count, *self.key))
 
     @property
     def key(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ from mirrored.data.pipeline.seeds import Passes, new_seed
 from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import NoElementError
 from mirrored.errors import ArgumentError, InputError, StructureError
-from mirrored.runtime.element_draws import FunctionDraws
+from mirrored.runtime.element_draws import FunctionStreamId
 
 _log = logging.getLogger("mirrored.data")
 
@@ -336,7 +336,7 @@ class TakenWhile(StreamStep, CursorNode):
 
 
 class _WhileCursor:
-    def __init__(self, parent: Cursor, function: Callable[..., Any], draws: FunctionDraws) -> None:
+    def __init__(self, parent: Cursor, function: Callable[..., Any], draws: FunctionStreamId) -> None:
         self._parent, self._function, self._draws = parent, function, draws
         self._count, self._ended = 0, False
 

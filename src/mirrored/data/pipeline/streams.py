@@ -40,7 +40,7 @@ from mirrored.data.pipeline.seeds import Passes, new_seed
 from mirrored.data.pipeline.unbatching import UnbatchCursor
 from mirrored.data.specs import NoElementError
 from mirrored.errors import StructureError
-from mirrored.runtime.element_draws import FunctionDraws
+from mirrored.runtime.element_draws import FunctionStreamId
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -258,7 +258,7 @@ class Interleaved(StreamStep, CursorNode):
     replays: ClassVar[bool] = True
     draws: ClassVar[bool] = True
 
-    open_input: Callable[[Element, int, FunctionDraws], Node]
+    open_input: Callable[[Element, int, FunctionStreamId], Node]
     cycle: int
     block: int
     seed: int = dataclasses.field(default_factory=new_seed)
