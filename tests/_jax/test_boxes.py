@@ -21,7 +21,7 @@ class Owner:
         self.recorder = object() if recording else None
         self.functions: list[object] = []
 
-    def captured(self, functions):
+    def mark_stale(self, functions):
         self.functions += functions
 
 

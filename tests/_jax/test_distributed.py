@@ -77,15 +77,15 @@ except RuntimeError as error:
     told["twice"] = type(error).__name__
 told["get"] = store.get("a/one", 1.0)
 store.post("a/one", "3")
-told["look"] = store.look("a/one")
-told["nothing"] = store.look("b")
-told["below"] = store.below("a")
+told["get_if_set"] = store.get_if_set("a/one")
+told["nothing"] = store.get_if_set("b")
+told["get_all_below"] = store.get_all_below("a")
 try:
     store.get("b", 0.05)
 except store.NoAnswer as error:
     told["late"] = str(error)
 store.forget("a/one")
-told["forgotten"] = store.look("a/one")
+told["forgotten"] = store.get_if_set("a/one")
 told["connected"] = store.is_connected()
 print(json.dumps(told))
 """
@@ -112,9 +112,9 @@ def test_the_store_answers_as_jobs_expect() -> None:
         "devices after": False,
         "twice": "JaxRuntimeError",
         "get": "1",
-        "look": "3",
+        "get_if_set": "3",
         "nothing": None,
-        "below": {"one": "3", "two": "2"},
+        "get_all_below": {"one": "3", "two": "2"},
         "late": "b",
         "forgotten": None,
         "connected": False,

@@ -53,7 +53,7 @@ def test_the_thread_ends_silently_when_the_workers_of_an_elastic_job_change(
         raise ends_by
 
     monkeypatch.setattr(distributed, "put", lambda *_: None)
-    monkeypatch.setattr(distributed, "look", lambda _: "SIGTERM")
+    monkeypatch.setattr(distributed, "get_if_set", lambda _: "SIGTERM")
     monkeypatch.setattr(distributed, "get", get)
     monkeypatch.setattr(distributed, "is_elastic", lambda: True)
     preemption = Preemption()
@@ -70,7 +70,7 @@ def test_workers_that_do_not_answer_are_waited_for_as_everywhere_and_named(
 
     monkeypatch.setenv("MIRRORED_AGREEMENT_SECONDS", "7")
     monkeypatch.setattr(distributed, "put", lambda *_: None)
-    monkeypatch.setattr(distributed, "look", lambda _: "SIGTERM")
+    monkeypatch.setattr(distributed, "get_if_set", lambda _: "SIGTERM")
     monkeypatch.setattr(distributed, "get", get)
     preemption = Preemption()
     preemption._watch()

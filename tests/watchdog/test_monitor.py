@@ -16,10 +16,11 @@ def test_a_worker_that_leaves_its_epoch_has_not_ended(monkeypatch: Any) -> None:
     """Its post "has ended" was taken for the end of the program by a worker that was one operation ahead."""
     store: dict[str, str] = {}
 
-    def below(prefix: str) -> dict[str, str]:
+    def get_all_below(prefix: str) -> dict[str, str]:
         return {key.rpartition("/")[2]: text for key, text in store.items() if key.startswith(prefix + "/")}
 
-    client = SimpleNamespace(address=lambda: "127.0.0.1:1", put=store.__setitem__, post=store.__setitem__, below=below)
+    put = store.__setitem__
+    client = SimpleNamespace(address=lambda: "127.0.0.1:1", put=put, post=put, get_all_below=get_all_below)
     monkeypatch.setattr(monitor, "distributed", client)
     monkeypatch.setattr(monitor, "has_launcher", lambda: True)
     logs = [CollectiveLog(), CollectiveLog()]

@@ -20,7 +20,7 @@ When a primitive is applied to a box, JAX calls the function that is registered 
 
 The C++ fast path of `jax.jit` does not know the type `Box`, so a call with a box always takes JAX's slower Python path,
 which binds the primitive `jit`. A function that was compiled ahead of time binds no primitive; JAX passes the box to
-`_shard`, which returns the payload.
+`_shard_payloads`, which returns the payload.
 
 A `ReadTracer` stands for the value of a variable at the time of execution. A read of a variable under an eager tape
 returns a `ReadTracer` where JAX builds a jaxpr that it may cache (`jit`, `scan`, bodies of `shard_map` and
@@ -94,8 +94,8 @@ class Owner(Protocol):
         """The object in which the tape stores recorded operations; None while the tape is not recording."""
         ...
 
-    def captured(self, functions: list[Any]) -> None:
-        """Makes JAX retrace functions whose cached traces contain a tape-tracked array as a constant."""
+    def mark_stale(self, functions: list[Any]) -> None:
+        """Registers functions to retrace, because their cached traces contain a tape-tracked array as a constant."""
         ...
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
@@ -273,7 +273,7 @@ def stand_in(box: Box) -> BoxTracer:
     The box's tape records which functions JAX is tracing. Their cached traces hold this stand-in among their constants,
     which JAX passes as operands. A later call would use this step's box again, so the traces are evicted.
     """
-    box.owner.captured(caches.functions_being_traced())
+    box.owner.mark_stale(caches.functions_being_traced())
     try:
         return box._stand_in
     except AttributeError:
@@ -291,7 +291,7 @@ def _value_for_jax(box: Box) -> Any:
     return stand_in(box)
 
 
-def _shard(boxes: Sequence[Box], *args: Any, **kwargs: Any) -> Any:
+def _shard_payloads(boxes: Sequence[Box], *args: Any, **kwargs: Any) -> Any:
     """Unwraps tape-tracked arrays (boxes) for a compiled program; warns if the current tape cannot record the call.
 
     Under that tape, only a program compiled ahead of time, which binds no primitive, gets boxes.
@@ -431,4 +431,4 @@ if hasattr(_dtypes, "register_canonicalize_value_handler"):
     _dtypes.register_canonicalize_value_handler(Box, _value_for_jax)
 else:  # JAX 0.10.0
     _dtypes.canonicalize_value_handlers[Box] = _value_for_jax
-_pxla.shard_arg_handlers[Box] = _shard
+_pxla.shard_arg_handlers[Box] = _shard_payloads

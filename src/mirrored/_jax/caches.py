@@ -41,8 +41,8 @@ from mirrored._jax.private import util as _util
 # - The trace of a compiled function. Helpers in it close over values that live only for that trace, so it uses a new
 #   token (`fresh`). At every assignment of a variable in the trace it takes another new token (`renew`), because
 #   helpers may have captured the old value. What a read of a variable returns also depends on the open tapes and on the
-#   replica. So once a helper has read a variable (`note_read`), each change of tape or replica (`moved`) takes a new
-#   token, too. So does every further tape of a replica (`enter_tape`).
+#   replica. So once a helper has read a variable (`note_read`), each change of tape or replica takes a new token, too
+#   (`renew_if_read`). So does every further tape of a replica (`enter_tape`).
 #
 # (Elsewhere, a read of a variable under a transform raises an error. `grad` and `vmap` alone in eager code, which build
 # no jaxpr, may read a plain variable that is not trainable: `variables.access.check_readable`.)
@@ -259,7 +259,7 @@ def note_read() -> None:
         renew()
 
 
-def moved() -> None:
+def renew_if_read() -> None:
     """Makes JAX retrace jitted functions after a change of tape or replica, if any of them has read a variable."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
@@ -290,7 +290,7 @@ def leave_tape(outer: Hashable) -> None:
             block may have renewed it.
     """
     if isinstance(outer, tuple) and isinstance(current(), tuple):
-        moved()
+        renew_if_read()
     else:
         put(outer)
 
@@ -337,10 +337,10 @@ def resume_replica(own: Hashable) -> None:
 
     This is the replica's own token in a compiled run (`OwnTraces`) and after `tell_replicas_apart`, otherwise `RUN`. If
     a helper has read a variable in the current trace of a compiled function, the thread also takes a new token for that
-    trace (`moved`), so helpers are traced again.
+    trace (`renew_if_read`), so helpers are traced again.
     """
     replica_holder.set_local(own if _Replicas.apart or isinstance(own, OwnTraces) else RUN)
-    moved()
+    renew_if_read()
 
 
 def tell_replicas_apart(own: Hashable) -> None:
@@ -365,7 +365,7 @@ def tell_replicas_apart(own: Hashable) -> None:
 # JAX's tracing caches have the function in their keys, and can drop all entries of one function (`evict_weakref`). When
 # JAX asks for the value of a box inside a transform (`boxes.stand_in`), the Python stack shows which functions JAX is
 # tracing (`functions_being_traced`). The tape collects them, and evicts their traces before it executes its next
-# primitive, or else when it stops recording (`TapeTrace.captured`, `forget_traces`): the thread's next tape has the
+# primitive, or else when it stops recording (`TapeTrace.mark_stale`, `forget_traces`): the thread's next tape has the
 # same token.
 #
 # The second kind of eviction only frees memory. The tokens of a compiled function's trace are never used again, so

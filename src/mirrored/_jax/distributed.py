@@ -105,7 +105,7 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
     _Waits.check = check
 
 
-def next_slice(seconds: float) -> float:
+def checked_slice(seconds: float) -> float:
     """Returns the length of the next part of a long wait, in seconds; in elastic jobs, raises if workers changed.
 
     Context: the main thread, while it waits for input. Outside of elastic jobs it returns `seconds`.
@@ -236,7 +236,7 @@ def get(key: str, timeout_seconds: float) -> str:
                 raise NoAnswer(key) from None
 
 
-def look(key: str) -> str | None:
+def get_if_set(key: str) -> str | None:
     """Returns the value of a key of JAX's coordination service without waiting; None if the key is not set."""
     try:
         return str(_client().key_value_try_get(key))
@@ -246,7 +246,7 @@ def look(key: str) -> str | None:
         raise
 
 
-def below(prefix: str) -> dict[str, str]:
+def get_all_below(prefix: str) -> dict[str, str]:
     """Returns a dict from name to value for the keys ``prefix/name`` in the store of JAX's coordination service."""
     found = _client().key_value_dir_get(prefix)
     return {str(key).rpartition("/")[2]: str(value) for key, value in found}

@@ -31,11 +31,11 @@ _rule: Final[Any] = _lowerings[lax.div_p].rule
 def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
     # The partitioner is set only while a bit-identical program is compiled (`bit_identical`).
     if not _config.use_shardy_partitioner.value:
-        divisor = _own(divisor, len(ctx.avals_out[0].shape))
+        divisor = _with_one_use(divisor, len(ctx.avals_out[0].shape))
     return _rule(ctx, dividend, divisor, **params)
 
 
-def _own(divisor: Any, rank: int) -> Any:
+def _with_one_use(divisor: Any, rank: int) -> Any:
     """Copies a divisor's broadcast value, so that the division is its only user; returns constants unchanged."""
     owner = divisor.owner
     name = getattr(owner, "name", None)  # a function's argument belongs to a block, which has no name

@@ -116,7 +116,7 @@ class Preemption:
                     self._signals.get(timeout=_LOOK_SECONDS)
                 if self._has_signal:
                     _publish(f"{_ROOT}/notice", "SIGTERM")
-                if distributed.look(f"{_ROOT}/notice") is not None:
+                if distributed.get_if_set(f"{_ROOT}/notice") is not None:
                     self._choose_step()
                     return
         except RuntimeError:

@@ -83,14 +83,14 @@ def _wait_for_values(key: str, count: int, limit: float, called: str, question: 
     start = time.monotonic()
     found: dict[str, str] = {}
     while len(found) < count:
-        found = distributed.below(key)
+        found = distributed.get_all_below(key)
         missing = [str(worker) for worker in range(count) if str(worker) not in found]
         if missing:
             try:
                 distributed.get(f"{key}/{missing[0]}", limit - (time.monotonic() - start))
             except distributed.NoAnswer:
-                present = distributed.below(key)
-                raise _absent_worker_error(called, question, [w for w in missing if w not in present], limit) from None
+                present = distributed.get_all_below(key)
+                raise _absent_worker(called, question, [w for w in missing if w not in present], limit) from None
     return [json.loads(found[str(worker)]) for worker in range(count)]
 
 

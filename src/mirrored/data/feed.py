@@ -308,7 +308,7 @@ class Feed:
         """
         end = time.monotonic() + self._stall_seconds
         while not self._ready and not self._stop.is_set and (left := end - time.monotonic()) > 0:
-            some = distributed.next_slice(left)
+            some = distributed.checked_slice(left)
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=some)
 

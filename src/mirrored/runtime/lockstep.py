@@ -260,7 +260,7 @@ class LockStep:
         for replica in waiting[1:]:
             assert replica.merge is not None
             _check_same_merge(self._called, merge, replica.merge, replica.index)
-        caches.moved()  # the driver continues after a replica: helpers that read variables are traced again
+        caches.renew_if_read()  # the driver continues after a replica: helpers that read variables are traced again
         try:
             merge_results = merge.complete([replica.payload for replica in waiting])
         except Exception as error:

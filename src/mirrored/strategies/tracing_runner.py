@@ -129,7 +129,7 @@ class TracingRunner(ReplicaRunner):
                 return self._lockstep.run(bodies, contexts)
             finally:
                 self._lockstep = previous
-                caches.moved()
+                caches.renew_if_read()
 
     def _marked(self, local: int) -> AbstractContextManager[Any]:
         """Marks the equations that a replica slot traces, if a device may have an empty slot (see `padding`)."""

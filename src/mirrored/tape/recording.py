@@ -82,7 +82,7 @@ class Recording:
             self._trace.recorder = self._recorder
             inner = (one for one in ambient().listeners if isinstance(one, Recording) and one._trace in above)
             listen(self, before=next(inner, None))
-            caches.moved()
+            caches.renew_if_read()
             return
         # JAX includes the current token of `_jax.caches` in the keys of its tracing caches, so a helper that was traced
         # outside the tape is not reused in it. All eager tapes of a thread share a token, so a new tape does not cause
@@ -113,7 +113,7 @@ class Recording:
             put_trace(parent)
             caches.leave_tape(token)
         else:
-            caches.moved()
+            caches.renew_if_read()
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:
@@ -172,7 +172,7 @@ class Recording:
                 remedy="create a new tape, or call reset() before the block ends",
             )
         self._recorder = self._trace.recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
-        caches.moved()
+        caches.renew_if_read()
 
     # Watching
 
@@ -208,7 +208,7 @@ class Recording:
             _log.warning("The dtype of the watched tensor must be floating (e.g. float32), got %s", leaf.dtype)
         elif is_variable(leaf):
             self._recorder.watch_variable(announced(leaf))
-            caches.moved()
+            caches.renew_if_read()
         else:
             self._recorder.watch(leaf, self._trace)
 

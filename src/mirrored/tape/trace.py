@@ -82,7 +82,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self.recorder = None
         self._forget_stale()
 
-    def captured(self, functions: list[Any]) -> None:
+    def mark_stale(self, functions: list[Any]) -> None:
         """Registers functions whose trace in progress closes over a tracked array, so that JAX traces them again.
 
         `_forget_stale` evicts their cached traces, which hold a stand-in of the box as a constant, before the next

@@ -140,7 +140,7 @@ class Watchdog:
             found: dict[str, str] | None
             try:
                 distributed.post(f"{_ROOT}/{self._worker}", json.dumps(progress.to_json()))
-                found = distributed.below(_ROOT)
+                found = distributed.get_all_below(_ROOT)
             except Exception:  # the client has shut down, or the coordinator is lost: JAX's runtime handles it
                 found = None
             if has_ended:
