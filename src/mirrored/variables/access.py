@@ -30,8 +30,8 @@ from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerRep
 from mirrored.variables.assigned import as_result
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, no_strategy_error, reduction_of
 from mirrored.variables.state_lock import lock, turn
-from mirrored.variables.storage import aligned, own, placed, uncommitted
-from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, component_error, row_in, write_components
+from mirrored.variables.storage import aligned, donatable, placed, uncommitted
+from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, no_components, row_in, write_components
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -250,8 +250,8 @@ def component(variable: Variable, replica: int) -> Any:
 # Assignments
 
 
-def check_assignable(variable: Variable, called: str) -> None:
-    """Raises an error if the caller is under a JAX transform, because the transform cannot record an assignment."""
+def check_writable_here(variable: Variable, called: str) -> None:
+    """Raises an error like `check_writable`, for the variable store of the current context."""
     check_writable(variable, store_of(variable, ambient()), called)
 
 
@@ -301,13 +301,13 @@ def _write(assignment: Assignment, value: object, here: Ambient, trace: Any) -> 
 def _write_whole(assignment: Assignment, value: object, store: VariableStore | None, here: Ambient) -> Any:
     variable = assignment.variable
     if isinstance(value, PerReplica):
-        value = _reduced(assignment, value, here)
+        value = _aggregate_per_replica(assignment, value, here)
     if store is None:
         check_same_everywhere(assignment, value)
         # The lock makes read and store atomic: no other thread assigns between them.
         with turn(), lock:
             new = assignment.combined(assignment.old(), aligned(value, variable.device_assignment))
-            stored = placed(own(new), variable.device_assignment, per_replica=False)
+            stored = placed(donatable(new), variable.device_assignment, per_replica=False)
             variable.store(stored, shared=assignment.read_value)
         return as_result(stored, variable.device_assignment) if assignment.read_value else None
     old = None if assignment.replaces else store.whole(variable)
@@ -317,7 +317,7 @@ def _write_whole(assignment: Assignment, value: object, store: VariableStore | N
     return store.whole(variable) if assignment.read_value else None
 
 
-def _reduced(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
+def _aggregate_per_replica(assignment: Assignment, value: PerReplica, here: Ambient) -> Any:
     """Aggregates a per-replica value to the single value that is assigned to a mirrored variable."""
     variable = assignment.variable
     aggregation = variable.aggregation
@@ -400,7 +400,7 @@ def _write_alone(assignment: Assignment, value: object) -> Any:
         old = assignment.old()
         first = old[0] if variable.per_replica and old is not None else old
         new = assignment.combined(first, aligned(value, variable.device_assignment))
-        variable.store(placed(own(new), variable.device_assignment, variable.per_replica))
+        variable.store(placed(donatable(new), variable.device_assignment, variable.per_replica))
     return new
 
 
@@ -417,14 +417,14 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
     variable = assignment.variable
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        merged = aligned(_merged(assignment, payloads, runner), variable.device_assignment)
+        merged = aligned(_aggregate_local_values(assignment, payloads, runner), variable.device_assignment)
         store.set_whole(variable, assignment.combined(store.whole(variable), merged), assignment.where)
         return [None] * len(payloads)
 
     runner.run_merge(Merge(assignment.called, run, given=(same_object(variable, variable.name),)), value)
 
 
-def _merged(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
+def _aggregate_local_values(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
     """Aggregates the values that the replicas assign; `payloads` has one value per local replica."""
     # `numpy.float64` is a Python float, too; like other NumPy numbers it is an array, one per replica.
     are_numbers = all(isinstance(one, (bool, int, float, complex)) and not hasattr(one, "dtype") for one in payloads)

@@ -47,12 +47,12 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
             whole = (device_assignment.slots.count, *np.shape(value))
             if device_assignment.spans_processes:
                 local_values = (jnp if is_key(value) else np).broadcast_to(
-                    _own(value), (device_assignment.local, *np.shape(value))
+                    _as_numpy(value), (device_assignment.local, *np.shape(value))
                 )
-                return _over(device_assignment, whole, device_assignment.sharded, local_values)
+                return _global_array(device_assignment, whole, device_assignment.sharded, local_values)
             return jax.device_put(_repeated(value, whole), device_assignment.sharded)
         if device_assignment.spans_processes and getattr(value, "is_fully_addressable", True):
-            return _over(device_assignment, np.shape(value), device_assignment.replicated, _own(value))
+            return _global_array(device_assignment, np.shape(value), device_assignment.replicated, _as_numpy(value))
         return jax.device_put(value, device_assignment.replicated)
 
 
@@ -66,12 +66,12 @@ def _repeated(value: Any, shape: tuple[int, ...]) -> Any:
     return rows
 
 
-def _own(value: object) -> Any:
+def _as_numpy(value: object) -> Any:
     """Converts a value to a NumPy array; returns PRNG keys unchanged, because NumPy cannot hold them."""
     return value if is_key(value) else np.asarray(value)
 
 
-def _over(
+def _global_array(
     device_assignment: DeviceAssignment, shape: tuple[int, ...], sharding: jax.sharding.Sharding, part: Operand
 ) -> jax.Array:
     """Builds a global array in which every device's shard is `part`; all processes must call the function."""
@@ -115,7 +115,7 @@ def near(value: Any, other: Any) -> Any:
     return jax.device_put(value, other.device)
 
 
-def own(value: object) -> Any:
+def donatable(value: object) -> Any:
     """Returns a copy of an array in a new buffer that a compiled step may donate to XLA."""
     if isinstance(value, Tracer):
         return value

@@ -362,9 +362,9 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
         """Returns the variable's value without notifying tapes, after checking that the context allows the read."""
         return access.read(self)
 
-    def check_assignable(self, called: str) -> None:
+    def check_writable_here(self, called: str) -> None:
         """Raises an error if the caller is under a JAX transform, because the transform cannot record an assignment."""
-        access.check_assignable(self, called)
+        access.check_writable_here(self, called)
 
     # Python protocols
 
