@@ -79,9 +79,9 @@ def test_elements_that_are_taken_are_noticed_and_put_back(name: str) -> None:
     before = ContainerSnapshot(made)
     take(made)
     assert is_container(made)
-    assert before.are_taken()
+    assert before.has_lost_elements()
     before.put_back()
-    assert not before.are_taken()
+    assert not before.has_lost_elements()
     assert set(map(str, contents(made))) == set(map(str, held))
 
 
@@ -92,7 +92,7 @@ def test_what_is_added_or_replaced_is_nothing_taken(name: str) -> None:
     before = ContainerSnapshot(made)
     change(made)
     held = contents(made)
-    assert not before.are_taken()
+    assert not before.has_lost_elements()
     before.put_back()
     assert contents(made) == held
 

@@ -41,11 +41,11 @@ class ContainerSnapshot:
         >>> rows = collections.deque([1, 2, 3])
         >>> before = ContainerSnapshot(rows)
         >>> rows.append(4)
-        >>> before.are_taken()
+        >>> before.has_lost_elements()
         False
         >>> rows.popleft()
         1
-        >>> before.are_taken()
+        >>> before.has_lost_elements()
         True
     """
 
@@ -56,7 +56,7 @@ class ContainerSnapshot:
     def _content(self) -> list[Any]:
         return list(self._container.items() if isinstance(self._container, dict) else self._container)
 
-    def are_taken(self) -> bool:
+    def has_lost_elements(self) -> bool:
         """Returns whether elements of the container have been removed or moved since the snapshot.
 
         Appending, inserting and replacing items do not count: traced functions legitimately record traces and results
@@ -85,7 +85,7 @@ class ContainerSnapshot:
 
     def put_back(self) -> None:
         """Restores the elements that were removed from the container since the snapshot."""
-        if not self.are_taken():
+        if not self.has_lost_elements():
             return
         if isinstance(self._container, dict):
             after = dict(self._container)

@@ -261,7 +261,7 @@ class WorkerArguments:
         self._calls = 0
         self._place = f"call {name}"
 
-    def passed(self, token: object) -> None:
+    def record_dispatch(self, token: object) -> None:
         """Records in the watchdog's collective log that the program was dispatched and ends when `token` is ready."""
         collective_log.depart(token)
 
@@ -290,7 +290,7 @@ class WorkerArguments:
         Returns:
             The arguments that are only in this worker's memory, by position.
         """
-        own = {place: array for place, array in enumerate(arrays) if _is_own(array)}
+        own = {place: array for place, array in enumerate(arrays) if _is_fully_addressable(array)}
         self._calls += 1
         if self._calls == 1:
             self._compare_all(arrays, own, program)
@@ -318,7 +318,7 @@ class WorkerArguments:
     def _compare_captured(self) -> None:
         values = {f"captured array {place}": array for place, array in enumerate(self._captured)}
         for variable in self._variables:
-            if variable.device_assignment is None and _is_own(value := variable.borrowed()):
+            if variable.device_assignment is None and _is_fully_addressable(value := variable.borrowed()):
                 values[f"variable {variable.name!r}"] = value
         check_equal(
             self._name,
@@ -365,7 +365,7 @@ def check_same_program(called: str, arrays: Sequence[Any], program: str) -> None
             )
 
 
-def _is_own(array: jax.Array) -> bool:
+def _is_fully_addressable(array: jax.Array) -> bool:
     """Returns whether this worker can address all of `array`; True for NumPy arrays."""
     return not isinstance(array, jax.Array) or array.is_fully_addressable
 

@@ -87,7 +87,7 @@ class PythonState:
             self._checked = [one for key, one in zip(containers, self._containers, strict=True) if key in used]
         self._shared = _shared_states() if alone else None
 
-    def frozen(self) -> ArgumentError | None:
+    def frozen_state_error(self) -> ArgumentError | None:
         """Returns an error if the trace has changed a container or random generator; None otherwise.
 
         Restores the elements that were removed from containers. The error is returned, not raised, because a trace that
@@ -104,7 +104,7 @@ class PythonState:
                 remedy="call next() outside and pass the element, or iterate over a Dataset "
                 "(Dataset.from_generator), whose iterators return new elements at every call",
             )
-        taken = [where for where, contents in self._checked if contents.are_taken()]
+        taken = [where for where, contents in self._checked if contents.has_lost_elements()]
         self.put_back()
         if taken:
             return ArgumentError(

@@ -306,7 +306,7 @@ class Function(Code):
             thread.current = here
             put_trace(trace)
         self._traces += 1
-        return program, python_state.frozen()
+        return program, python_state.frozen_state_error()
 
     def _call_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> Any:
         """Calls the function as Python on uneven batches; checks the loss scale of the first call that succeeds."""

@@ -187,7 +187,7 @@ class Program:
 
     def _compile(self, staged: Staged) -> None:
         read = [variable for variable, _ in self._store.captured.values()]
-        staged, assigned = self._in_order_of_reading(staged, read)
+        staged, assigned = self._order_for_aliasing(staged, read)
         assigned_ids = {id(variable) for variable in assigned}
         self.variables = tuple({id(variable): variable for variable in (*read, *assigned)}.values())
         # A scan carries every assigned variable. A single step does not take old values that it never reads.
@@ -246,7 +246,7 @@ class Program:
         self._jitted = compiled(program, donate_argnums=donated) if donated else self._plain
         self._donating = DonatingSteps(dispatch_of(self._jitted), len(donated), assigned) if donated else None
 
-    def _in_order_of_reading(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
+    def _order_for_aliasing(self, staged: Staged, read: Sequence[Any]) -> tuple[Staged, list[Any]]:
         """Orders the outputs for assigned variables like the variables' operands, so that XLA can alias the buffers.
 
         JAX aliases each donated buffer with the first result of the same shape. If that result belonged to another
@@ -287,7 +287,7 @@ class Program:
             outs = self._dispatched(arrays)
             results = outs[len(self._assigned) :]
             if self._several is not None:
-                self._met.passed(results[-1])
+                self._met.record_dispatch(results[-1])
             dispatch.launched(results[-1])
         except jax.errors.JaxRuntimeError as error:
             dispatch.forget()
@@ -369,7 +369,7 @@ class Program:
                     raise
                 raise explained from error
             if together:
-                self._met.passed(payload_of(outs[-1]))
+                self._met.record_dispatch(payload_of(outs[-1]))
             self._store_new([*map(payload_of, outs)])
             for variable, value in zip(self._assigned, outs, strict=False):
                 variable.mark_shared()
