@@ -60,7 +60,7 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
 def _checkpoints_in(directory: str | os.PathLike[str], name: str | None, called: str) -> list[str]:
     folder = Path(as_path(directory, called, "directory"))
     settle()
-    return [path for _, path in _aged(folder, name)]
+    return [path for _, path in _with_sort_keys(folder, name)]
 
 
 def following(path: Path, manifest: Manifest) -> Manifest:
@@ -76,18 +76,18 @@ def following(path: Path, manifest: Manifest) -> Manifest:
     """
     newest = -1
     with contextlib.suppress(OSError):  # writing to the folder raises it, too, with the remedy
-        newest = max((nanoseconds for (nanoseconds, _), _ in _aged(path.parent, None)), default=newest)
+        newest = max((nanoseconds for (nanoseconds, _), _ in _with_sort_keys(path.parent, None)), default=newest)
     return dataclasses.replace(manifest, order=max(manifest.order, newest + 1))
 
 
-def _aged(folder: Path, name: str | None) -> list[tuple[tuple[int, str], str]]:
+def _with_sort_keys(folder: Path, name: str | None) -> list[tuple[tuple[int, str], str]]:
     """Returns a folder's checkpoints with their sort keys, oldest first; `name` selects ``name-<number>``."""
     if not folder.is_dir():
         return []
     paths = {one.with_name(one.name.removesuffix(REPLACED)) for one in folder.iterdir() if _is_one(one)}
     wanted = [path for path in paths if name is None or number_of(path.name, name) is not None]
-    aged = [(age, str(path)) for path in wanted if (age := _age(path)) is not None]
-    return sorted(aged)
+    found = [(key, str(path)) for path in wanted if (key := _sort_key(path)) is not None]
+    return sorted(found)
 
 
 def without_manifest(directory: str | os.PathLike[str], name: str) -> list[str]:
@@ -131,7 +131,7 @@ def _is_one(path: Path) -> bool:
     return not path.name.endswith(UNFINISHED) and is_checkpoint(path)
 
 
-def _age(path: Path) -> tuple[int, str] | None:
+def _sort_key(path: Path) -> tuple[int, str] | None:
     """Returns the sort key of a checkpoint (time of saving, file name); None if the checkpoint no longer exists."""
     try:
         file = actual(path) / FILE

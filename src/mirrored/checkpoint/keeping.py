@@ -30,7 +30,7 @@ class KeepingClock:
         self._created = time.time_ns()
         self._latest: int | None = None
 
-    def latest(self) -> int:
+    def read_or_begin(self) -> int:
         """Returns the save time of the newest permanently kept checkpoint, which the first call reads from a file."""
         if self._latest is None:
             with contextlib.suppress(OSError, ValueError):

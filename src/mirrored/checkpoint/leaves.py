@@ -100,10 +100,10 @@ class VariableLeaf(Leaf):
         if self._by_component:
             return dataclasses.replace(self.outline(), value=self._every_component())
         saved = dataclasses.replace(self.outline(), value=on_host(key_data(variable.read_value())))
-        return dataclasses.replace(saved, components=self._every_component()) if self._is_deterministic else saved
+        return dataclasses.replace(saved, components=self._every_component()) if self._needs_every_component else saved
 
     @property
-    def _is_deterministic(self) -> bool:
+    def _needs_every_component(self) -> bool:
         """Whether the variable is sync-on-read in a deterministic strategy, so that all components must be restored."""
         variable = self.variable
         return variable.per_replica and variable.num_replicas > 1 and getattr(variable.strategy, "deterministic", False)

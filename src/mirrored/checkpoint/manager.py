@@ -316,7 +316,7 @@ class CheckpointManager:
             written: The path of the checkpoint that has just been written; it stays.
         """
         if self._keep_every_n_hours is not None:
-            self._clock.latest()  # begins with the first checkpoint
+            self._clock.read_or_begin()  # begins with the first checkpoint
         if self._max_to_keep is not None:
             others = [path for path in self._managed() if path != written]
             for path in others[: max(len(others) + 1 - self._max_to_keep, 0)]:
@@ -340,7 +340,7 @@ class CheckpointManager:
                 _log.warning("CheckpointManager keeps %s, which is damaged: %s", path, error.found)
                 (path / KEPT).touch()
                 return
-            if written - self._clock.latest() >= hours * _NANOSECONDS_PER_HOUR:
+            if written - self._clock.read_or_begin() >= hours * _NANOSECONDS_PER_HOUR:
                 (path / KEPT).touch()
                 self._clock.set(written)
                 return

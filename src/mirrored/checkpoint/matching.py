@@ -70,14 +70,14 @@ class Match:
         lines += _section("with a different shape, dtype or kind", [_misfit_line(one) for one in self.misfits])
         lines += _section("missing in the checkpoint", [self._missing_line(name) for name in self.missing])
         lines += _section("unexpected in the checkpoint", [f"{name}  {self.saved[name]}" for name in self.unexpected])
-        return "\n".join([*lines, *self._renamed()])
+        return "\n".join([*lines, *self._rename_hint_lines()])
 
     def _missing_line(self, name: str) -> str:
         same = [one for one in self.unexpected if str(self.saved[one]) == str(self.here[name])]
         near = difflib.get_close_matches(name, same, n=1, cutoff=0.6) if len(same) <= 200 else []
         return f"{name}  {self.here[name]}{f'  (is it {near[0]}?)' if near else ''}"
 
-    def _renamed(self) -> list[str]:
+    def _rename_hint_lines(self) -> list[str]:
         """Returns a one-line hint if an object's state is in the checkpoint under another name; otherwise nothing."""
         here, there = _by_part(self.missing), _by_part(self.unexpected)
         for part, names in here.items():

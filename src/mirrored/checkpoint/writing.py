@@ -239,10 +239,10 @@ def remove_own(folder: Path) -> None:
 
 
 def _remedy(error: BaseException) -> str:
-    return _REMEDIES.get(_number_of(error) or 0, "check the folder and its file system")
+    return _REMEDIES.get(_errno_of(error) or 0, "check the folder and its file system")
 
 
-def _number_of(error: BaseException) -> int | None:
+def _errno_of(error: BaseException) -> int | None:
     """Returns the `errno` of an error, derived from the message for TensorStore's errors; None for an unknown error."""
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         return error.errno
@@ -252,7 +252,7 @@ def _number_of(error: BaseException) -> int | None:
 
 
 def _space_left(directory: Path, error: BaseException) -> str:
-    if _number_of(error) != errno.ENOSPC:
+    if _errno_of(error) != errno.ENOSPC:
         return ""
     there = next(one for one in directory.parents if one.exists())
     return f" ({shutil.disk_usage(there).free / 1e6:.1f} MB are free on its file system)"
