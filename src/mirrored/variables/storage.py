@@ -208,7 +208,7 @@ class VariableStorage(Awaiting):
         self._sound: Any = lambda: None  # a weak reference to the value, once it is known to be computed
 
     def stored(self) -> Any:
-        """Returns the whole stored value: one mirrored array, or a stacked array with one row per replica.
+        """Returns the variable's stored array: the mirrored value, or a stacked array with one row per replica.
 
         It marks the value as shared, so that a step that donates the buffer copies it first.
 
@@ -231,9 +231,9 @@ class VariableStorage(Awaiting):
             settle()
 
     def borrowed(self) -> Any:
-        """Returns the whole stored value without a copy, for use only while the state lock is held.
+        """Returns the variable's stored array without marking it as shared, for use only while the state lock is held.
 
-        The value is not marked as shared.
+        A step that runs later may donate the array.
         """
         self._check_kept()
         return self._array
@@ -249,7 +249,7 @@ class VariableStorage(Awaiting):
         return own
 
     def on_host(self) -> np.ndarray[Any, Any]:
-        """Returns the whole stored value, with all components, as a new NumPy array.
+        """Returns the variable's stored array, with all components, as a new NumPy array on the host.
 
         It does not mark the value as shared. Only a step that is dispatched during the copy has to copy the buffer.
         """
