@@ -197,3 +197,22 @@ def test_a_replica_builds_a_model_after_a_stateless_call_outside_of_runs(compile
     for batch in strategy.distribute_dataset([X] * 2):
         step(batch)
     assert int(optimizer.iterations.value) == 2
+
+
+@pytest.mark.parametrize("layout", [ONE_DEVICE, TWO_DEVICES], ids=["one device", "two devices"])
+def test_a_recurrent_layer_is_called_in_an_eager_run_without_a_tape(layout: dict[str, Any]) -> None:
+    """Keras runs its loop with `lax.scan`, in which reads of variables are refused otherwise."""
+    strategy = mr.MirroredStrategy(**layout)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3, 1)), keras.layers.LSTM(2)])
+        count = mr.Variable(0.0, synchronization="on_read", aggregation="sum")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3, 1)
+
+    def replica_step(x: Any) -> Any:
+        count.assign_add(1.0)
+        return model(x, training=False)
+
+    (batch,) = strategy.experimental_distribute_dataset([x])
+    found = strategy.gather(strategy.run(replica_step, args=(batch,)), axis=0)
+    np.testing.assert_allclose(found, model(x), rtol=1e-6)
+    assert float(count) == 2.0

@@ -90,7 +90,7 @@ def _wait_for_values(key: str, count: int, limit: float, called: str, question: 
                 distributed.get(f"{key}/{missing[0]}", limit - (time.monotonic() - start))
             except distributed.NoAnswer:
                 present = distributed.get_all_below(key)
-                raise _absent_worker(called, question, [w for w in missing if w not in present], limit) from None
+                raise _absent_worker_error(called, question, [w for w in missing if w not in present], limit) from None
     return [json.loads(found[str(worker)]) for worker in range(count)]
 
 

@@ -176,39 +176,6 @@ class _Run:
                 remedy="export a function that does not call run, and reads the variable there",
             )
 
-    def _without_enclosed(self, body: Body, analysis: ReplicationCheck) -> Body:
-        """Checks that values used by a `merge_call` are equal on all replicas; drops the values from the outputs."""
-        enclosed, joined = list(zip(*self._runner.enclosed, strict=True)), self._runner.store.joined
-        last = len(body.jaxpr.outvars)
-        first = last - self._local * (len(enclosed) + len(joined))
-        groups = iter([body.jaxpr.outvars[i : i + self._local] for i in range(first, last, self._local)])
-        for replicas, atoms in zip(enclosed, groups, strict=False):
-            if not self._is_repeated and not analysis.same(atoms):
-                called, name, _ = replicas[0]
-                raise merged_differently_error(called, name, analysis.explain(atoms))
-        for read, atoms in zip(joined, groups, strict=True):
-            if not self._is_repeated and not analysis.same(atoms):
-                raise would_differ_error(read.variable, read.where, _how(analysis, atoms))
-        return body if first == last else body.giving(range(first))
-
-    def _without_gradients(self, body: Body, analysis: ReplicationCheck) -> Body:
-        """Warns if an optimizer sums gradients of a wrongly scaled loss; drops the gradients from the outputs.
-
-        Tracing appends the gradients that optimizers sum to the outputs, so that the loss scaling analysis finds them.
-        """
-        count = len(body.jaxpr.outvars) - sum(len(row) for summed in self._runner.summed for row in summed.rows)
-        if count == len(body.jaxpr.outvars):
-            return body
-        labels = len(body.constants)
-        arguments = len(body.jaxpr.constvars) + len(body.jaxpr.invars) - labels
-        owners = [None] * labels + [i % self._local for i in range(arguments)]
-        scale = LossScaling(body.jaxpr, owners, body.constants, self._device_assignment.num_replicas, AXIS)
-        gradients = iter(body.jaxpr.outvars[count:])
-        for summed in () if self._is_repeated else self._runner.summed:
-            rows = [[next(gradients) for _ in row] for row in summed.rows]
-            check_loss_scale(summed._replace(rows=rows), scale, analysis, self._device_assignment.num_replicas)
-        return body.giving(range(count))
-
     def _trace(
         self,
         fn: Callable[..., Any],
@@ -278,10 +245,10 @@ class _Run:
         for replicas, atoms in zip(zip(*self._runner.enclosed, strict=True), outputs.enclosed, strict=True):
             if not analysis.same(atoms):
                 called, name, _ = replicas[0]
-                raise merged_differently(called, name, analysis.explain(atoms))
+                raise merged_differently_error(called, name, analysis.explain(atoms))
         for read, atoms in zip(self._runner.store.joined, outputs.joined, strict=True):
             if not analysis.same(atoms):
-                raise would_differ(read.variable, read.where, _how(analysis, atoms))
+                raise would_differ_error(read.variable, read.where, _how(analysis, atoms))
 
     def _check_loss_scale(self, body: Staged, analysis: ReplicationCheck) -> None:
         """Warns if gradients that optimizers sum come from a loss of the wrong scale."""

@@ -31,7 +31,7 @@ from mirrored.variables.assigned import as_result
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, no_strategy_error, reduction_of
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import aligned, donatable, placed, uncommitted
-from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, no_components, row_in, write_components
+from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, component_error, row_in, write_components
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
