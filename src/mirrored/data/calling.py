@@ -49,7 +49,7 @@ def call(
 
 
 class _Clock(threading.local):
-    """Per-thread record of the seconds spent in user functions, and of the number of calls in progress."""
+    """Per-thread counters: the seconds spent in user functions, and the number of user functions now running."""
 
     seconds = 0.0
     functions = 0
@@ -64,7 +64,7 @@ def function_seconds() -> float:
 
 
 def is_in_function() -> bool:
-    """Returns whether the current thread executes a user function, such as one passed to `map`."""
+    """Returns whether the current thread is executing a user function, such as one passed to `map`."""
     return _clock.functions > 0
 
 
@@ -126,7 +126,7 @@ class naming_element:
 
 
 class no_end:
-    """A context manager that turns StopIteration of user code, which would silently end the dataset, into an error."""
+    """A context manager that turns a StopIteration from user code, which would end the dataset, into RuntimeError."""
 
     __slots__ = ("_called",)
 
@@ -252,7 +252,7 @@ class taking_turn:
 
 
 def closed_meanwhile_error(called: str = "DatasetIterator") -> InputError:
-    """Creates the error for a thread that waits for an element while another thread closes the iterator."""
+    """Creates the error for a thread that is waiting for an element when another thread closes the iterator."""
     return InputError(
         called,
         found="another thread closed it while this thread waited for its next element",

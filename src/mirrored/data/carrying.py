@@ -1,4 +1,4 @@
-"""Applies the JAX settings of the thread that reads a dataset to the threads that prefetch for it."""
+"""Applies the JAX settings of the thread that iterates over a dataset to the dataset's prefetch threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mirrored._jax.traces import eager
 
 
 class Settings:
-    """A snapshot of a thread's JAX settings and context variables, which its worker threads apply.
+    """A snapshot of one thread's JAX settings and context variables, which can be applied to other threads.
 
     JAX's settings (``with jax.enable_x64(True):``, matmul precision, dtype promotion) belong to a thread. Without them
     a function of the dataset would compute elements of another dtype or precision in another thread. A trace or tape
@@ -30,7 +30,7 @@ class Settings:
         self.reader = threading.get_ident()
 
     def adopt(self) -> None:
-        """Applies the snapshot to the current thread; does nothing in the reading thread or when called again."""
+        """Applies the snapshot to the current thread, once; has no effect in the thread that created the snapshot."""
         if threading.get_ident() == self.reader or hasattr(self._adopted, "is_done"):
             return
         self._adopted.is_done = True
@@ -39,6 +39,6 @@ class Settings:
             variable.set(value)
 
     def run(self, function: Callable[[], None]) -> None:
-        """Calls `function` under the snapshot; meant to be called at the start of a new thread."""
+        """Calls `function` with the snapshot's settings and context variables; meant for the start of a new thread."""
         adopt_thread_settings(self._state)
         self._context.run(function)

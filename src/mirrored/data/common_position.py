@@ -1,4 +1,4 @@
-"""Computes the read position that several workers have in common."""
+"""Combines the saved read positions of several workers into one, if the workers read the same batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _COUNT: Final = "next_iteration"
 
 
 class _DifferentError(Exception):
-    """Raised for read positions of workers that read different data."""
+    """Raised if the read positions of workers differ, because the workers do not read the same batches."""
 
 
 def common_position(positions: Sequence[Any]) -> Any:
-    """Returns the read position of all workers if they read the same batches; otherwise None.
+    """Returns the common read position of all workers if they read the same batches; otherwise None.
 
     A worker that alone has read the data, for instance to show examples, has counted more passes than the others. The
     position then has the largest count, with which all workers would begin their next pass (`Source.settle_seeds`).

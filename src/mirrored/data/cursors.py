@@ -49,7 +49,7 @@ def beyond_end_error(position: int | None = None, count: int | None = None) -> I
 
 
 def read_again(cursor: Any) -> Any:
-    """Reads an element again while a read position is restored; raises an error if the data has ended.
+    """Returns `next(cursor)` while a position is restored; raises InputError if the data ends before that position.
 
     Raises:
         InputError: The data has no further element. StopIteration would end the iteration that restores the position.
@@ -68,7 +68,7 @@ class Failed:
 
 
 class PositionCursor:
-    """An iterator over a random-access sequence without threads; its saved position has Grain's format.
+    """A single-threaded iterator over a random-access sequence; its saved position has Grain's format.
 
     An element that raises an exception is passed, but not one that an interrupt ends.
     """

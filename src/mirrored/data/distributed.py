@@ -241,7 +241,7 @@ class DistributedIterator(IteratedAsPython):
         self._handed = (None, state["reader"], state["examples"])
 
     def _move_unread(self, position: Any) -> None:
-        """Restores a position in a reader that has read nothing; on failure, opens a new reader and raises."""
+        """Restores a position in a reader not yet read from; on failure, opens a new reader and re-raises the error."""
         start = self._reader.get_state()
         self._was_moved = True
         try:
@@ -253,7 +253,7 @@ class DistributedIterator(IteratedAsPython):
             raise
 
     def _replace_reader(self, position: Any) -> None:
-        """Replaces the reader by a new one at `position`; on failure, restores the previous position and raises."""
+        """Replaces the reader by a new one at `position`; on failure, restores the previous position and re-raises."""
         if self._reader.shares_position:  # reading ahead would move the new reader, too
             self._stop_reading()
         handed = self._handed[1]
@@ -281,7 +281,7 @@ class DistributedIterator(IteratedAsPython):
             )
 
     def _go_back(self, reader: Reader, before: Any) -> None:
-        """Undoes a failed reader replacement: closes the new reader, or uses it at the previous position."""
+        """Undoes a failed reader replacement: closes the new reader, or moves it to the previous position."""
         with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch
             reader.set_state(before)
             if reader.shares_position and self._done is None:

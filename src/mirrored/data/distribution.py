@@ -167,7 +167,7 @@ def _workers(device_assignment: DeviceAssignment | None) -> list[int]:
 
 
 def _worker_share(device_assignment: DeviceAssignment | None) -> WorkerShare | None:
-    """Returns this worker's `WorkerShare` (process indices, replica counts); None if one worker runs all replicas."""
+    """Returns which part of the input this worker reads, as a `WorkerShare`; None if one worker runs all replicas."""
     workers = _workers(device_assignment)
     if device_assignment is None or len(workers) == 1:
         return None
@@ -199,7 +199,7 @@ def _gives_scalars(source: Source) -> bool:
 
 
 def _with_mask(spec: PyTree, options: InputOptions) -> Any:
-    """Returns the batch spec, paired with the spec of a mask if the option `last_batch` pads the last batch."""
+    """Returns `spec`, or (`spec`, mask spec) if ``last_batch="pad"`` adds a mask of the real examples to each batch."""
     if options.last_batch != "pad":
         return spec
     leaves = jax.tree.leaves(spec, is_leaf=lambda part: isinstance(part, ArraySpec))

@@ -129,7 +129,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def narrowed(array: np.ndarray) -> np.ndarray:
-    """Converts a 64-bit array of Python numbers to 32 bits, as TensorFlow does, unless an integer does not fit."""
+    """Converts an array made from Python numbers from 64 to 32 bits, as TensorFlow does, if all integers fit."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.complex128:
@@ -153,7 +153,7 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
 
 
 def _columns(elements: Sequence[Element], called: str, one: str = "element") -> tuple[list[list[Any]], Structure]:
-    """Returns for each leaf its values in all elements; raises an error if their structures differ."""
+    """Transposes elements into one list of values per leaf; raises if structures differ or a leaf is a dataset."""
     columns, treedef = columns_of(elements, called, one, "batch")
     if any(getattr(column[0], "is_dataset", False) for column in columns):
         raise StructureError(
@@ -167,7 +167,7 @@ def _columns(elements: Sequence[Element], called: str, one: str = "element") -> 
 
 
 def columns_of(elements: Sequence[Element], called: str, one: str, whole: str) -> tuple[list[list[Any]], Structure]:
-    """Returns for each leaf its values in all elements of a batch or window, and the elements' structure.
+    """Transposes elements into one list of values per leaf; also returns the structure that all elements share.
 
     Raises:
         StructureError: The structures of the elements differ.
@@ -212,7 +212,7 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
 
 
 def _dtype_with_room(column: list[Any]) -> np.dtype[Any]:
-    """Returns the first value's dtype; for strings, widened to the longest string among all values."""
+    """Returns a dtype for all values of one leaf: that of the first value, or the longest string dtype."""
     dtype: np.dtype[Any] = column[0].dtype
     if dtype.kind not in "SU":
         return dtype
@@ -300,7 +300,7 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
 
 
 def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
-    """Converts a leaf's values in all elements to arrays; raises an error if their ranks or dtypes differ."""
+    """Converts the values of one leaf in all elements to arrays; raises an error if their ranks or dtypes differ."""
     # An array of bytes would have the length of the first, and cut off the others.
     arrays = [np.asarray(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf) for leaf in column]
     first, dtype = arrays[0], _dtype_with_room(arrays)
@@ -317,7 +317,7 @@ def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
 
 
 def padded_shapes_of(shapes: PyTree, treedef: Structure, called: str) -> list[Any]:
-    """Returns a list with the padded shape of each leaf of an element; None stands for each dim's largest size.
+    """Returns the padded shape of each leaf of an element; None in a shape stands for the dim's largest size.
 
     Raises:
         StructureError: `shapes` has another structure than the element.
@@ -330,7 +330,7 @@ def _is_shape(part: object) -> bool:
 
 
 def _per_leaf(tree: PyTree, treedef: Structure, called: str, name: str, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """Returns one value per leaf of an element, given a value for all leaves or a pytree prefix of values."""
+    """Returns a list with one value per leaf of an element, given a single value or a pytree prefix of values."""
     leaves, own = jax.tree.flatten(tree, is_leaf=is_leaf)
     if own == treedef.treedef or len(leaves) == treedef.num_leaves == 1:
         return leaves
@@ -424,7 +424,7 @@ def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def with_widths_of(before: Element, element: Element) -> Element:
-    """Widens each array of `element` to the dtype of its counterpart in `before`, if both are of one numeric kind.
+    """Widens each array of `element` to its counterpart's dtype in `before`, such as int32 to int64, not to float64.
 
     Numbers of Python, which get 32 bits, do not make a state of 64 bits narrower. Elements of another structure are
     returned unchanged.

@@ -37,7 +37,7 @@ log: Final = logging.getLogger("mirrored.data")
 
 @dataclasses.dataclass
 class InputStats:
-    """The times that a distributed dataset spent on reading, mapping, transfer and waiting: the result of `stats()`.
+    """The seconds that a distributed dataset spent on reading, mapping, transfer and waiting: the result of `stats()`.
 
     The seconds are totals over all batches of the latest iteration.
 
@@ -254,7 +254,7 @@ class Feed:
         self._was_started = True
 
     def _is_first(self, action: str) -> bool:
-        """Returns True only for the first call with each action name; no signal can interrupt the check."""
+        """Returns whether this is the first call with the name `action`; no signal can interrupt the check."""
         me = object()
         return self._claims.setdefault(action, me) is me
 
@@ -414,7 +414,7 @@ def _close(resource: Closeable) -> None:
 
 @distributed.on_leave
 def _close_all_in_time() -> None:
-    """Closes all resources in separate threads, and waits for these at most until a time limit.
+    """Closes all resources in separate threads, and stops waiting for these threads after a time limit.
 
     Grain waits without a timeout for its threads, which may wait for slow storage, and the other workers of an elastic
     job wait for this one.

@@ -29,12 +29,12 @@ def is_torch_loader(data: object) -> bool:
 
 
 def has_loader_state(data: object) -> bool:
-    """Returns whether `data` is a loader that saves and restores its own position."""
+    """Returns whether `data` is a data loader with the methods `state_dict` and `load_state_dict`."""
     return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
 
 
 class LoaderIterators:
-    """A factory of iterators over a PyTorch DataLoader; with persistent workers, only the newest one can be read.
+    """A factory of iterators over a PyTorch DataLoader; with persistent workers, only the newest iterator can be read.
 
     With ``persistent_workers=True`` the loader resets the iterator in every epoch, and returns the same one. So only
     the latest iteration can read from it; an earlier one, which may read ahead in its thread, raises an error.
@@ -52,7 +52,7 @@ class LoaderIterators:
         self.latest: object = None
 
     def __call__(self) -> Iterator[Any]:
-        """Returns an iterator of the loader for a new epoch."""
+        """Returns an iterator over the loader for a new epoch."""
         if not self._has_one:
             return self._new()
         with self.lock:
@@ -61,7 +61,7 @@ class LoaderIterators:
 
 
 class _Turn:
-    """One pass over a DataLoader that has a single iterator; raises an error once a later pass has begun."""
+    """An iterator for one pass over a DataLoader with persistent workers; raises an error after a later pass begins."""
 
     def __init__(self, owner: LoaderIterators, iterator: Iterator[Any]) -> None:
         self._owner, self._iterator = owner, iterator

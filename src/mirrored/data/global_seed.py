@@ -1,4 +1,4 @@
-"""Stores the global seed of datasets, apart from the pipeline, which setting a seed need not import."""
+"""Stores the global seed of datasets in a module that can be imported without the dataset pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ seed_lock: Final = threading.Lock()
 
 
 class GlobalSeed:
-    """The global seed, and counters of the seeds and function streams that were derived from it.
+    """The global seed, and counters of the random seeds and random streams that were derived from the global seed.
 
     Attributes:
         seed: The global seed.

@@ -146,7 +146,7 @@ class InputOptions:
 
 
 class InputContext:
-    """The argument of a dataset function: the input pipeline's index, and the numbers of pipelines and replicas.
+    """The argument of a dataset function: the index of the pipeline to build, the numbers of pipelines and replicas.
 
     Args:
         num_input_pipelines: Number of input pipelines.

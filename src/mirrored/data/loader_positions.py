@@ -61,11 +61,11 @@ class LoaderCursor(ForeignCursor):
 
     @property
     def is_new(self) -> bool:
-        """Whether no element was read or peeked at."""
+        """Whether no element has been read or peeked at yet."""
         return self._is_new
 
     def peek(self) -> None:
-        """Reads the first element for its spec; the next call of `next` returns it."""
+        """Reads the first element to learn its shapes and dtypes; the next call of `next` returns this element."""
         with self._lock:
             if self._is_new:
                 self.get_state()
@@ -76,7 +76,7 @@ class LoaderCursor(ForeignCursor):
         super().close()
 
     def begins_at_end(self) -> None:
-        """Makes an empty pass begin once more, because the loader may be at the end of an epoch."""
+        """Makes the first read try twice to find an element, because the loader may be at the end of an epoch."""
         self._may_be_at_end = True
 
     def get_state(self) -> Any:
@@ -129,7 +129,7 @@ class LoaderCursor(ForeignCursor):
 
 
 class LoaderCursors:
-    """Opens the iterators over one loader, and finds the spec of its elements without moving the loader.
+    """Opens iterators over one loader, and infers the elements' shapes and dtypes without skipping an element.
 
     Args:
         data: The loader.
@@ -152,7 +152,7 @@ class LoaderCursors:
         return cursor
 
     def spec(self) -> Any:
-        """Returns the spec of the first element; an element that is read for the spec only is not lost.
+        """Returns the shapes and dtypes of the first element; an element read for this purpose is still returned later.
 
         Raises:
             StopIteration: The loader has no element.

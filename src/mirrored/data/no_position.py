@@ -1,4 +1,4 @@
-"""Represents the missing read positions of files that cannot be read again, such as pipes."""
+"""The placeholder for read positions of files that cannot be read again, such as pipes."""
 
 from __future__ import annotations
 

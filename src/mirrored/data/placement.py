@@ -238,7 +238,7 @@ class Placer:
         return tree_map(lambda leaf: self._components([leaf[low:high] for low, high in bounds], ragged), batch)
 
     def elements(self, elements: Sequence[Any]) -> Any:
-        """Moves given per-replica batches of this process to the devices, each to its replica's device.
+        """Moves this process's per-replica batches from host memory, each to the device of its replica.
 
         With one replica, the result is that replica's element.
         """
@@ -262,7 +262,7 @@ class Placer:
         return PerReplica.from_stacked(placed, self.device_assignment)
 
     def _parts(self, rows: HostArray) -> list[HostArray]:
-        """Splits an array ``[replicas, ...]`` by device, with one row per replica slot; avoids copies if possible."""
+        """Splits an array ``[replicas, ...]`` into one array per device, padded to equal numbers of rows."""
         assert self.device_assignment is not None
         local, parts = self.device_assignment.local, []
         for first in self._firsts:

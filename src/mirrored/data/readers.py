@@ -45,7 +45,7 @@ class Reader(Protocol):
 
     @property
     def shares_position(self) -> bool:
-        """Whether readers of the same datasets move each other's positions (`Source.shares_position`)."""
+        """Whether reading with one reader also moves other readers of the same datasets (`Source.shares_position`)."""
         ...
 
     def read(self) -> tuple[Any, int]:
@@ -195,7 +195,7 @@ class GlobalBatches:
             )
 
     def _next_batch(self) -> tuple[Element, int, int]:
-        """Returns the next batch after skipping examples, and its sizes after and before skipping.
+        """Returns the next batch, cut to its unused examples, and its numbers of examples after and before the cut.
 
         A full batch of which a restored position has used a part is the rest of that batch: it is not dropped.
         """
@@ -282,7 +282,7 @@ class ElementsInTurn:
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop as soon as one worker has no more data; True if the elements are scalars."""
+        """Whether all workers stop when one worker has no more data; True for scalars, which have no empty batches."""
         return self._scalars
 
     @property
@@ -322,7 +322,7 @@ class ElementsInTurn:
         return result, count
 
     def _next(self, index: int) -> Element:
-        """Returns the next element of the dataset with index `index`; the constant _NOTHING at its end."""
+        """Returns the next element of dataset number `index`; the constant `_NOTHING` after the last element."""
         if index in self._ended:
             return _NOTHING
         try:
@@ -398,7 +398,7 @@ class ElementsInTurn:
 
 
 def _check_workers(state: dict[str, Any], workers: int, read: int) -> None:
-    """Raises ArgumentError if a position of workers that read their own data was saved with another worker count.
+    """Raises ArgumentError if a position was saved with another number of workers that each read their own data.
 
     The positions of all workers can be equal, so that a checkpoint contains only one, which does not show their number.
 

@@ -102,7 +102,7 @@ class Source(abc.ABC):
 
     @property
     def regrouped_to(self) -> int | None:
-        """The batch size of a final `rebatch`, which may differ from that of a restored position; None without one."""
+        """The batch size if the last operation is `rebatch`, whose size may change before a restore; otherwise None."""
         return None
 
     @property
@@ -189,7 +189,7 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class _IterableSource(Source):
-    """The `Source` of an iterable of another library, whose properties are unknown except for its elements."""
+    """The `Source` of another library's iterable, about which only the elements are known."""
 
     make: Callable[[], Cursor]
     how_to_batch: str
@@ -269,7 +269,7 @@ class _IterableSource(Source):
 
 @dataclasses.dataclass(frozen=True)
 class _LoaderSource(_IterableSource):
-    """The `Source` of a stateful loader, from which every batch that is read must also be returned."""
+    """The `Source` of a loader with `state_dict`; all iterators share the loader's position."""
 
     cursors: LoaderCursors = dataclasses.field(kw_only=True)
 

@@ -211,7 +211,7 @@ def _cast(want: ArraySpec, have: Any, called: str) -> Any:
 
 
 def empty_batch(spec: PyTree) -> Any:
-    """Creates a batch with 0 examples of the given shapes and dtypes; None for scalars, or if example dims vary."""
+    """Creates a batch with 0 examples of the given shapes and dtypes; None for scalars and unknown example shapes."""
     if any(not leaf.shape or None in leaf.shape[1:] for leaf in _leaves(spec)):
         return None
     return map_specs(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), spec)

@@ -202,7 +202,7 @@ def _assignment_target(leaf: object, bridges: Sequence[Bridge]) -> tuple[Variabl
 
 
 def _check_kept(leaf: object, value: object) -> None:
-    """Raises StructureError if assigning to a number or None in a tree would lose a new value."""
+    """Raises StructureError if a new value would be lost because the tree holds a number or None, not a variable."""
     if leaf is None and value is not None:
         raise StructureError(
             "mirrored.assign",
@@ -265,7 +265,7 @@ def statistic_of(
 
 
 def _share_out(variable: Variable, value: Any) -> None:
-    """Divides the initial value of a sum-aggregated variable among its replicas, so that they sum to this value."""
+    """Divides the initial value of a sum-aggregated variable among the replicas, whose values then sum to it."""
     is_sum = variable.aggregation is VariableAggregation.SUM and variable.num_replicas > 1
     if is_sum and ambient().replica is None and not isinstance(value, Tracer) and np.any(np.asarray(value)):
         variable.assign(value)

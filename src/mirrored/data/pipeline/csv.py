@@ -86,7 +86,7 @@ class Column:
 
 
 def _number(text: str, floating: bool) -> int | float:
-    """Parses a number as TensorFlow does: with ASCII digits only, and without ``_`` between digits as in Python.
+    """Parses a number as TensorFlow does: accepts only ASCII digits, and rejects Python's ``_`` between digits.
 
     Raises:
         ValueError: The text is not a number.
@@ -302,7 +302,7 @@ class ReadRecord:
 
 
 def inferred(texts: Sequence[str]) -> Column:
-    """Returns a `Column` of the narrowest dtype that can hold all texts: int32, int64, float32, float64 or string.
+    """Returns a `Column` of the narrowest dtype that fits all texts: int32, int64, float32, float64 or string.
 
     Empty texts are ignored.
 

@@ -237,7 +237,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         return type(self)(self._node, merged_options((self._options, options)))
 
     def options(self) -> Options:
-        """Returns the options that were set by `with_options` on this dataset or on the datasets it combines."""
+        """Returns the options set by `with_options` on this dataset and on the datasets from which it was made."""
         return self._options
 
     def apply(self, transformation_func: Callable[[Self], S]) -> S:

@@ -155,7 +155,7 @@ class DatasetSource(Source):
         return False
 
     def _source_of_batches(self) -> tuple[IterableSource | None, list[Mapped]]:
-        """Returns the user iterable whose elements `map` turns into batches, or None, and the `map` operations.
+        """Returns the user iterable that the pipeline's final `map` operations read (or None), and these operations.
 
         The iterable is read again up to a position, its first element, too.
         """
@@ -168,7 +168,7 @@ class DatasetSource(Source):
         return (node if isinstance(node, IterableSource) else None), functions
 
     def _first_size(self, iterator: DatasetIterator, state: dict[str, Any]) -> int | None:
-        """Returns the size of the first batch in a saved position's pass; None if it cannot be read safely.
+        """Returns the size of the first batch in the pass of a saved position; None if reading the batch is unsafe.
 
         A second iterator of a user's iterable may share a file handle or a connection with the one that is restored.
         So another one is read only without such a source, and before the position is restored.
@@ -189,7 +189,7 @@ def _first(dataset: Dataset) -> Element | None:
 
 
 def _size_after(functions: Sequence[Mapped], first: Element | None) -> int | None:
-    """Returns the size of the batch that `functions` produce from the first element; None if it is unknown."""
+    """Returns the size of the batch that the `map` operations compute from the element `first`; None if unknown."""
     if first is None:
         return None
     try:

@@ -134,7 +134,7 @@ def _check_all_have_files(step: Node, called: str) -> None:
 
 
 def _check_pairs(inputs: Sequence[Node], called: str) -> None:
-    """Raises ArgumentError if sharding by files would pair the wrong elements in a `zip` of different file counts."""
+    """Raises ArgumentError if the inputs of a `zip` have different numbers of files, because shards would not match."""
     sources = [[step for step in nodes(one) if isinstance(step, FileSource)] for one in inputs]
     counts = sorted({len(source.files) for found in sources for source in found})
     texts = any(

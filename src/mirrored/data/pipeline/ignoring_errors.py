@@ -1,4 +1,4 @@
-"""Sequential operations before `ignore_errors`: elements that raise an exception still count in indices.
+"""Sequential operations for use before `ignore_errors`, in which an element that raises an exception keeps its index.
 
 Grain's sequential map and batch do not count such an element, so that later elements would have other indices and
 batches than in an indexed pipeline. The iterators here count it. Their saved positions have the formats of Grain's.
@@ -33,7 +33,7 @@ def mapped(parent: Node, run: Run, function: Callable[[int, Element], Element], 
 
 
 class CountingCursor:
-    """Base class of iterators that count a parent iterator's elements, including failed ones that it skips.
+    """Base class of iterators that count the elements of a parent iterator, including those that raise an exception.
 
     Attributes:
         count_key: The name of the count in saved positions.
@@ -58,11 +58,11 @@ class CountingCursor:
         return element
 
     def get_state(self) -> Any:
-        """Returns the parent iterator's position, and the count of elements."""
+        """Returns the parent iterator's position, and the number of its elements read so far."""
         return {"parent": self._parent.get_state(), self.count_key: self._count}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves the parent iterator to a position, and sets the count, that `get_state` returned."""
+        """Restores the parent iterator's position and the element count that `get_state` returned."""
         self._parent.set_state(state["parent"])
         self._count = state[self.count_key]
 
@@ -164,7 +164,7 @@ class BatchCursor:
 
 
 def raise_failed(elements: Sequence[Element | Failed]) -> None:
-    """Raises the exception of the first `Failed` in `elements`, if there is one."""
+    """Raises the exception of the first `Failed` placeholder in `elements`, if there is one."""
     for element in elements:
         if type(element) is Failed:
             raise element.error

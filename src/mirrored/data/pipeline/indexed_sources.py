@@ -134,7 +134,7 @@ class ListSource(MemorySource):
 
     @classmethod
     def of(cls, elements: Iterable[Element]) -> ListSource:
-        """Creates a dataset of the given elements, made read-only because each pass returns the same arrays."""
+        """Creates a dataset of the given elements with read-only arrays, because each pass returns the same arrays."""
         return cls(tuple(tree_map(frozen, element) for element in elements))
 
     @property
@@ -244,19 +244,19 @@ class _ChoiceCursor:
         return int(choice)
 
     def get_state(self) -> Any:
-        """Returns the positions in the dataset of choices and in all mixed datasets."""
+        """Returns the positions in the dataset of indices and in all mixed datasets."""
         members = [member.get_state() for member in self._members]
         return {"choices": self._choices.get_state(), "members": members, "ended": list(self._ended)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues from saved positions in the dataset of choices and in all mixed datasets."""
+        """Restores the positions in the dataset of indices and in all mixed datasets."""
         self._choices.set_state(state["choices"])
         for member, position in zip(self._members, state["members"], strict=True):
             member.set_state(position)
         self._ended = list(state["ended"])
 
     def close(self) -> None:
-        """Closes the iterators of the choices and of all mixed datasets."""
+        """Closes the iterators over the dataset of indices and over all mixed datasets."""
         close_each((self._choices, *self._members))
 
 

@@ -17,7 +17,7 @@ _MARKS_APART: Final = 20
 
 
 class RestartingCursor:
-    """An iterator over a pipeline that computes an element again if an interrupt stopped its computation.
+    """An iterator over a pipeline; computes an element again if an interrupt stops its computation.
 
     Every step has elements that it has read and not yet returned: the first ones of a batch, the one with which a
     function was called, those of the first datasets of `zip`. An interrupt drops them, and may come at any line. So the
@@ -77,7 +77,7 @@ class RestartingCursor:
         return checked(self._reading.get_state())
 
     def get_end(self, count: int) -> Any:
-        """Returns the position after all elements, or the exception raised because the source has no positions."""
+        """Returns the position after the last element, or the exception raised by a source without positions."""
         try:
             return self.get_state(count)
         except Exception as error:  # such as: a pipe has no position, and can be read nevertheless
@@ -134,7 +134,7 @@ def _no_position_error(error: Exception) -> InputError:
 
 
 def position_of(end: Any) -> Any:
-    """Returns a position that `RestartingCursor.get_end` returned; raises it if it is an exception.
+    """Returns a result of `RestartingCursor.get_end` if it is a position; raises the result if it is an exception.
 
     Raises:
         Exception: The source has no positions.

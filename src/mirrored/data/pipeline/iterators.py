@@ -293,7 +293,7 @@ class DatasetIterator(IteratedAsPython):
         return recorded_of(self._node)
 
     def _check_epochs(self, state: dict[str, Any]) -> None:
-        """Raises ArgumentError if a position after the first epoch was saved with epochs of another length."""
+        """Raises ArgumentError if a position after the first epoch was saved with another epoch length."""
         saved = state.get("epochs", self._lengths)  # positions of earlier versions have none
         if saved != self._lengths and not is_in_first_epoch(state, self._node):
             raise ArgumentError(
@@ -306,7 +306,7 @@ class DatasetIterator(IteratedAsPython):
             )
 
     def _check_count(self, state: dict[str, Any]) -> None:
-        """Raises an error if the data has become shorter, so that the position's next element no longer exists.
+        """Raises an error if the dataset has become so short that no element follows the saved position any more.
 
         A position after the last element is not refused if the data has not changed.
         """
@@ -345,7 +345,7 @@ class DatasetIterator(IteratedAsPython):
 
     @property
     def next_passes(self) -> dict[str, Any]:
-        """The pass counters of a saved position, which include passes over datasets that share operations."""
+        """The number of the next pass and the state of the random streams, as a dict for saved read positions."""
         following = max(self._functions.next, self.draws[1] + 1)  # less if `set_seed` has restarted the count
         draws = {"number": self.draws[0], "pass": self.draws[1], "next_iteration": following}
         return {"next_iteration": self._epochs.next, "draws": draws}

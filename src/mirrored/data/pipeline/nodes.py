@@ -77,14 +77,14 @@ class Run:
         return (*self.path, *(self.epochs or (0,) * (len(self.path) == 1)))
 
     def epoch(self, number: int) -> Run:
-        """Returns a copy of this `Run` for repetition `number` of a `repeat`, with a shuffle order of its own."""
+        """Returns a copy of this `Run` for repetition `number` of a `repeat`, with a different shuffle order."""
         if self.keys < KEYS:
             return dataclasses.replace(self, path=(*self.path, number))
         return dataclasses.replace(self, epochs=(number, *self.epochs) if number or self.epochs else ())
 
 
 def pinned(run: Run) -> Run:
-    """Returns a copy of a `Run` without pass numbers, for the operations before a cache, which run only once."""
+    """Returns a copy of a pass state with fixed pass numbers, for operations before a cache, which run only once."""
     return dataclasses.replace(run, path=(0,), epochs=(), uses=(), draws=(run.draws[0], _CACHED))
 
 
@@ -146,7 +146,7 @@ class Node(abc.ABC):
 
     @property
     def settings(self) -> str:
-        """The arguments except `size`, as text, that decide which elements come before a saved read position.
+        """The arguments, apart from `size`, that decide which elements precede a saved read position, as text.
 
         Empty if there are none.
         """
@@ -154,12 +154,12 @@ class Node(abc.ABC):
 
     @property
     def arguments(self) -> str:
-        """Like `settings`, but for arguments that earlier versions of the library do not save in read positions."""
+        """The arguments that belong in `settings` but are missing in positions saved by earlier library versions."""
         return ""
 
     @property
     def order(self) -> str:
-        """The arguments, as text, that affect only the order, not the set, of the elements that remain to be read."""
+        """The arguments that affect only the order, not the set, of the elements still to be read, as text."""
         return ""
 
     @property
@@ -199,7 +199,7 @@ class Node(abc.ABC):
         return {}
 
     def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
-        """Returns the fields to replace in one worker's copy of this operation, if the workers read different files."""
+        """Returns the fields that differ in one worker's copy of this operation, such as the folder of a cache."""
         del worker, workers
         return {}
 
@@ -241,7 +241,7 @@ class IndexedNode(Node):
         return engine().by_cursor(lambda: PositionCursor(rows.item, rows.length), self.name)
 
     def cursor(self, run: Run) -> Cursor:
-        """Returns a new iterator over the elements: Grain's if it reads with threads, otherwise a `PositionCursor`.
+        """Returns a new iterator: a `PositionCursor` for random access without threads, otherwise Grain's iterator.
 
         Grain's iterator takes 8 us more per element (0.2.18, statistics), a third of the time of placing a batch on its
         devices.
@@ -265,7 +265,7 @@ def rows_of(node: Node, run: Run) -> Rows:
 
 
 def nodes(node: Node) -> Iterator[Node]:
-    """Yields a dataset operation and all operations it depends on, depth first; repeats shared operations."""
+    """Yields an operation and all operations that it depends on, depth first; yields shared operations repeatedly."""
     yield node
     for parent in node.parents:
         yield from nodes(parent)
@@ -289,7 +289,7 @@ class Members(tuple[Node, ...]):
 
     @functools.cached_property
     def _further_uses(self) -> list[int]:
-        """For each input dataset: 0, or a number that tells repeated uses of one random operation apart."""
+        """For each input dataset: 0, or a distinct number if an earlier input contains one of its random operations."""
         seen: set[int] = set()
         found, number = [], 0
         for member in self:
@@ -302,7 +302,7 @@ class Members(tuple[Node, ...]):
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
-        """Returns a pair (dataset, `Run`) for each input; inputs that contain the same shuffle get different runs."""
+        """Returns (dataset, pass state) pairs of the inputs; repeated uses of a shuffle get different pass states."""
         places = enumerate(zip(self, self._further_uses, strict=True))
         return [
             (
@@ -317,17 +317,17 @@ _FURTHER_USES: Final = 2**40  # no `repeat` gets that far
 
 
 def _run_of_input(run: Run, place: int) -> Run:
-    """Returns the `Run` of one input, so that a function used in several inputs draws different random numbers."""
+    """Returns the pass state for one input; a function used in several inputs draws different random numbers."""
     return dataclasses.replace(run, uses=(*run.uses, place)) if place else run
 
 
 def drawing(node: Node) -> list[Node]:
-    """Returns the pipeline's steps whose functions may draw random numbers, in order from the source, each once."""
+    """Returns the operations whose functions may draw random numbers, without duplicates, starting at the source."""
     return list({id(step): step for step in nodes(node) if step.draws}.values())[::-1]
 
 
 def places_of(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
-    """Returns the index, from the source, of each step whose function may draw random numbers, by `id(step)`.
+    """Maps `id(operation)` to the operation's index tuple, for operations whose functions may draw random numbers.
 
     Steps that are added at the end, or that have no function, do not change the indices.
 
@@ -339,7 +339,7 @@ def places_of(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[int, .
 
 
 def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
-    """Returns the `Run` of a dataset that a user function (e.g. of `flat_map`) has returned, with reproducible seeds.
+    """Returns the pass state for a dataset that a user function (e.g. of `flat_map`) returns, with reproducible seeds.
 
     A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
     that depend only on those of the outer step: the function is called again when a position is restored. A dataset

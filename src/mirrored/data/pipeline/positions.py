@@ -1,4 +1,4 @@
-"""Describes a pipeline in its saved positions, and checks that a position fits the pipeline that restores it."""
+"""Records a pipeline's operations in saved read positions, and checks that a saved position fits a pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BEFORE_OTHERS: Final = " elements before others"
 
 
 def outline(node: Node) -> str:
-    """Returns the names and sizes of all pipeline steps except `prefetch`, as one string.
+    """Returns the names and sizes of all operations of a pipeline except `prefetch`, as one string.
 
     `prefetch` does not affect read positions.
     """
@@ -27,7 +27,7 @@ def _size(step: Node) -> str:
 
 
 def sizes_of(node: Node) -> list[str]:
-    """Returns the names and sizes of the pipeline steps that have a size, such as `batch`."""
+    """Returns the names and sizes of a pipeline's operations that have a size, such as `batch`."""
     return [f"{step.name}{_size(step)}" for step in nodes(node) if _has_size(step)]
 
 
@@ -36,7 +36,7 @@ def _has_size(step: Node) -> bool:
 
 
 def recorded_of(node: Node) -> dict[str, list[str]]:
-    """Returns the arguments of the pipeline steps that a read position records, as a dict keyed by kind of argument.
+    """Returns the arguments of a pipeline's operations to save in a read position, as a dict keyed by kind of argument.
 
     - ``settings``, ``arguments``: those with which the elements before the position were read. Earlier versions did not
       record the second ones.
@@ -89,7 +89,7 @@ def _grouping_of(node: Node) -> list[str]:
 
 
 def check_recorded(state: dict[str, Any], node: Node, recorded: dict[str, list[str]]) -> None:
-    """Raises ArgumentError if the elements before a saved position are different in the dataset that restores it.
+    """Raises ArgumentError if a saved position does not fit a dataset, because operations have other arguments now.
 
     Args:
         state: The position.
@@ -108,7 +108,7 @@ def check_recorded(state: dict[str, Any], node: Node, recorded: dict[str, list[s
 
 
 def check_same(saved: list[str], own: list[str]) -> None:
-    """Raises ArgumentError if a position was saved with other arguments of the pipeline steps.
+    """Raises ArgumentError if the saved arguments of pipeline operations differ from the present ones.
 
     Raises:
         ArgumentError: The arguments differ.
@@ -128,7 +128,7 @@ def check_same(saved: list[str], own: list[str]) -> None:
 
 
 def _is_in_first_part(state: dict[str, Any], node: Node, saved: list[str], own: list[str]) -> bool:
-    """Returns whether a position is certainly in the first dataset of the pipeline's only `concatenate`.
+    """Returns whether a position certainly lies in the first input of the pipeline's only `concatenate`.
 
     The elements before it do not depend on the number of elements in this part, except for a partial batch, which is
     its last element. A position that only counts examples is not known.
@@ -150,7 +150,7 @@ def epochs_of(node: Node) -> list[int]:
 
 
 def _before_batches(node: Node) -> tuple[Node, int]:
-    """Returns the step before a pipeline's final `batch` steps, and how many of its elements form one batch."""
+    """Returns the last operation before the final `batch` operations, and how many of its elements form one batch."""
     size = 1
     while isinstance(node, Batched | Mapping | Prefetched):
         size *= node.size if isinstance(node, Batched) else 1
@@ -159,7 +159,7 @@ def _before_batches(node: Node) -> tuple[Node, int]:
 
 
 def is_in_first_epoch(state: dict[str, Any], node: Node) -> bool:
-    """Returns whether a position is certainly in the first epoch of `repeat`, by the saved and the present length.
+    """Returns whether a position certainly lies in the first epoch, with both the saved and the present epoch length.
 
     Args:
         state: The position, of a dataset with another number of examples per epoch.
@@ -206,7 +206,7 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
 
 
 def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
-    """Returns the steps of a `repeat` or `concatenate` whose data may end before a saved position.
+    """Returns the operations below a `repeat` or `concatenate` whose data may have ended before a saved position.
 
     `slices` has the lengths of the first parts of an indexed `concatenate`.
     """
@@ -218,7 +218,7 @@ def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
 
 
 def _ids_past_first_part(node: Node, position: Any) -> set[int]:
-    """Returns the ids of the `concatenate` steps in which a position may be past the first dataset."""
+    """Returns the ids of operations, including each `concatenate` whose first input may be finished at a position."""
     if position is None:  # nothing has been read here
         return set()
     part = position.get("part") if isinstance(position, dict) else None
@@ -244,14 +244,14 @@ def _ids_past_first_part(node: Node, position: Any) -> set[int]:
 
 
 def _last(node: Node) -> Node:
-    """Returns the last step of a pipeline that is neither a mapping nor `prefetch`."""
+    """Returns the last operation of a pipeline that is neither a mapping nor `prefetch`."""
     while isinstance(node, Mapping | Prefetched):
         node = node.parent
     return node
 
 
 def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns whether the first `count` batches certainly drop no example, with batches of `size` or `step.size`."""
+    """Returns True if certainly no example is dropped in `count` batches, neither of size `size` nor of `step.size`."""
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
     if isinstance(repeat, Concatenated):
@@ -270,7 +270,7 @@ def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
 
 
 def dropped_remainder_error(saved: str, own: str) -> ArgumentError:
-    """Returns the error for restoring a position with another batch size when remainders of epochs are dropped."""
+    """Returns the error for restoring a position with a new batch size after epochs have dropped incomplete batches."""
     return ArgumentError(
         "DatasetIterator.set_state",
         found=f"the position was saved with {saved}, this dataset is {own}",

@@ -1,4 +1,4 @@
-"""Random seeds and pass counters of dataset operations, shared by all datasets that contain the operation."""
+"""Random seeds and pass counters of dataset operations; datasets that contain the same operation share them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def is_older(seed: DrawnSeed, other: int) -> bool:
 
 
 class FunctionPasses:
-    """The pass counter and random stream of a step with a user function, shared by all datasets with the step.
+    """The pass counter and random stream of an operation with a user function, shared by all datasets that contain it.
 
     Attributes:
         next: The number of the next pass, from 0. The function derives its random numbers from it.
@@ -75,7 +75,7 @@ class FunctionPasses:
         self._resets = -1
 
     def renew(self) -> None:
-        """Restarts with a new random stream if the global seed was set since the last pass; requires `seed_lock`."""
+        """Starts a new random stream if the global seed was set since the last pass; the caller holds `seed_lock`."""
         if self._resets == GlobalSeed.resets:
             return
         if GlobalSeed.seed is None:
@@ -95,7 +95,7 @@ class FunctionPasses:
 
 
 class FunctionEpochs:
-    """Counts the passes over a dataset, from which its user functions derive their random numbers.
+    """Counts the passes over a dataset; the dataset's user functions derive their random numbers from the count.
 
     Args:
         steps: The passes of its steps with functions, counted from the source.
@@ -147,7 +147,7 @@ class FunctionEpochs:
 
 
 class Passes:
-    """The pass counter and seed of a random step, shared by all datasets that contain the step, as in TensorFlow.
+    """The pass counter and seed of a random operation, shared by all datasets that contain it, as in TensorFlow.
 
     Attributes:
         next: The number of the next pass, from 0. The step derives its order from it.
@@ -160,7 +160,7 @@ class Passes:
 
 
 class Epochs:
-    """Counts the passes over a dataset, and returns the seeds of its random steps.
+    """Counts the passes over a dataset, and returns the seeds of the dataset's random operations.
 
     A pass gets a number that none of the steps has had, so that datasets made of one shuffled dataset, such as
     ``shuffled.take(n)`` in each epoch, have another order in every pass.
@@ -186,11 +186,11 @@ class Epochs:
 
     @property
     def seeds(self) -> dict[int, int]:
-        """The seeds of the dataset's random steps, keyed by `id(step)`."""
+        """The seeds of the dataset's random operations, keyed by `id(operation)`."""
         return {id(step): step.seed if step.passes.seed is None else step.passes.seed for step in self._steps}
 
     def continue_with(self, number: int, seeds: Mapping[int, int]) -> None:
-        """Sets the number of the next pass in every random step, and the given seeds, keyed by `id(step)`."""
+        """Sets the number of the next pass in every random operation, and the given seeds, keyed by `id(operation)`."""
         for step in self._steps:
             step.passes.next = number
             step.passes.seed = seeds.get(id(step), step.passes.seed)

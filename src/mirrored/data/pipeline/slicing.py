@@ -10,7 +10,7 @@ from mirrored.data.pipeline.ignoring_errors import CountingCursor
 
 
 class LimitCursor(CountingCursor):
-    """An iterator over the first `limit` elements of another one; elements that raise an exception count, too.
+    """An iterator over the first `limit` elements of another iterator, including elements that raise an exception.
 
     Saved positions have the format of Grain's LimitIterDataset, which does not count such an element.
     """

@@ -98,7 +98,7 @@ class Scanned(StatefulStep):
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """Adapts a function of (state, element) to `call`, which passes the items of a tuple as separate arguments."""
+    """Wraps a function of (state, element) for `calling.call`, which would unpack a tuple into separate arguments."""
 
     function: Callable[[Any, Any], Any]
     state: Element
@@ -109,7 +109,7 @@ class Given:
 
 
 class NextState(Given):
-    """A callable for the function of `reduce`: converts a returned list to the structure of the state."""
+    """Calls the function of `Dataset.reduce`; converts a list that it returns to the structure of the state."""
 
     def __call__(self, *_: object) -> Any:
         result = super().__call__()
@@ -141,7 +141,7 @@ def _like(old: Element, new: Element) -> Element:
 
 
 def _can_become(leaf: Any, dtype: np.dtype[Any]) -> bool:
-    """Returns whether a leaf of the state can be cast to a dtype; an integer dtype must represent its values."""
+    """Returns whether a leaf can be cast to a dtype; for an integer dtype, only if the values are preserved."""
     return np.can_cast(_dtype(leaf), dtype, "same_kind") and (dtype.kind not in "iu" or keeps_values(leaf, dtype))
 
 
@@ -421,7 +421,7 @@ _CANNOT_GO_ON: Final = (
 
 
 class _IgnoreErrorsCursor:
-    """An iterator over another one that continues after the elements that raise an exception."""
+    """An iterator over another iterator's elements, except those whose computation raises an exception."""
 
     def __init__(self, parent: Cursor, log_warning: bool) -> None:
         self._parent, self._log_warning = parent, log_warning

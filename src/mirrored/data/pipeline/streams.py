@@ -84,7 +84,7 @@ class IterableSource(CursorNode):
         return IterableCursor(self._make, self._convert, self._note_first)
 
     def take_first(self) -> Element | None:
-        """Returns the first element if restoring a position has read it again since the last call; otherwise None."""
+        """Removes and returns the stored first element, which restoring a position has read again; None without one."""
         firsts = self._firsts  # type: ignore[attr-defined]
         return firsts.pop() if firsts else None
 
@@ -130,7 +130,7 @@ class _GuardedIterator:
 
     @property
     def gi_frame(self) -> Any:
-        """The frame of the iterator if it is a generator; None after it has ended."""
+        """The Python frame of the wrapped generator (None after its end); `self` if no generator is wrapped."""
         return getattr(self._iterator, "gi_frame", self)
 
     def __next__(self) -> Any:

@@ -201,7 +201,7 @@ class _SlicedRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeated(OneParent, CursorTransformation):
-    """The operation `repeat`: `count` epochs, or infinitely many if `count` is -1, each in another shuffle order."""
+    """The operation `repeat`: `count` epochs of a dataset (-1: infinitely many), each in a different shuffle order."""
 
     count: int
 

@@ -70,7 +70,7 @@ def disconnect() -> None:
 
 
 def _allowing_own_trace(check: Callable[..., None]) -> Callable[..., None]:
-    """Wraps NNX's trace-level check to allow changes of a module inside a compiled function's own trace.
+    """Wraps NNX's trace-level check so that a compiled function may change modules in its own trace.
 
     There the variables stage their assignments, so changes under that trace are safe.
     """
@@ -86,7 +86,7 @@ def _allowing_own_trace(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def _adopting_attributes(set_attribute: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
-    """Wraps NNX's `__setattr__` to adopt new variables; keeps the check that rejects assignments in a trace.
+    """Wraps NNX's `__setattr__` to store new variables in `mirrored` variables; still rejects assignments in a trace.
 
     An attribute set in a trace would be set only once, when the function is traced.
     """
@@ -146,7 +146,7 @@ class NNXBridge:
         return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
 
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
-        """Returns the variable that stores an NNX variable's random keys, and `key_data`, which converts new keys.
+        """Returns the variable that stores NNX random keys, and `key_data`, which converts new keys for the variable.
 
         In replicas, where keys are derived from the stored ones, and for keys that `nnx.split_rngs` has set, None.
         """

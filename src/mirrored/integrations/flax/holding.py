@@ -254,7 +254,7 @@ _MIRRORED_STATISTIC: Final = "mirrored_statistic"
 
 @contextlib.contextmanager
 def mirrored_statistics() -> Iterator[None]:
-    """Makes metrics and layers that are created in a ``with`` block store their states in mirrored variables."""
+    """Context manager in which newly created metrics and layers store their states in `mirrored` variables."""
     token = _mirrors_statistics.set(True)
     try:
         yield

@@ -102,7 +102,7 @@ def in_replicas() -> bool:
 
 
 class _Outside:
-    """Sentinel for temporary values that were set outside of runs and compiled functions."""
+    """Sentinel for random states that `nnx.split_rngs` sets outside of `strategy.run` and compiled functions."""
 
 
 _Stacks = weakref.WeakKeyDictionary[Any, dict["int | None", list[Any]]]

@@ -41,7 +41,7 @@ def connect_statistics() -> None:
 
 
 def _with_examples(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `nnx.BatchNorm.__call__`: a replica without examples, whose mean is NaN, leaves its statistics as they are.
+    """Wraps `nnx.BatchNorm.__call__` so that a replica without examples keeps its statistics, instead of a mean of NaN.
 
     With an axis name, it has the statistics of all replicas.
     """
@@ -80,7 +80,7 @@ def _with_mask(
 
 
 def _over_replicas(layer: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Flax's computation of mean and variance so that, in a run, an axis name stands for all replicas.
+    """Wraps Flax's computation of mean and variance so that, inside `strategy.run`, an axis name means all replicas.
 
     Each replica's sums are weighted by their number of elements, so uneven per-replica batches give the statistics of
     the global batch.
@@ -111,7 +111,7 @@ def _over_replicas(layer: str, compute: Callable[..., Any]) -> Callable[..., Any
 
 
 def _is_bound(axis_name: Any) -> bool:
-    """Returns whether an axis name is bound by a JAX transform inside the run, such as `jax.vmap`."""
+    """Returns whether a JAX transform such as `jax.vmap` binds the axis name at this point."""
     try:
         jax.lax.psum(1, axis_name)
     except NameError:
@@ -173,7 +173,7 @@ def _of_all_replicas(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _merged(update: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `Welford.update`: in a run, it merges the values of all replicas into the state, with two all-reduces.
+    """Wraps `Welford.update` so that, inside `strategy.run`, two all-reduces merge the values of all replicas.
 
     In a run it takes `mask`, as the other metrics do: an array that broadcasts to the values, false for those to leave
     out (such as padding). Flax ignores it.

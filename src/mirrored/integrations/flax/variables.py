@@ -64,7 +64,7 @@ def connect_variables() -> None:
 
 
 def _child(variable: NNXVariable[Any]) -> Any:
-    """Returns the object to which NNX flattens a variable: its backing `mirrored.Variable` if any, not its value."""
+    """Returns the pytree child of an NNX variable: the backing `mirrored.Variable` if there is one, else the value."""
     content = held(variable)
     if isinstance(content, ReplicaKey):
         return value_of(content)
@@ -113,7 +113,7 @@ def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: O
 
 
 def _check_kind(variable: NNXVariable[Any], content: Variable, array: jax.Array) -> None:
-    """Raises an error for a value whose fraction or imaginary part a cast to the variable's dtype would drop."""
+    """Raises an error if casting a value to the variable's dtype would drop the value's fraction or imaginary part."""
     kinds = (jnp.inexact, jnp.complexfloating)
     if all(jnp.issubdtype(content.dtype, kind) or not jnp.issubdtype(array.dtype, kind) for kind in kinds):
         return
@@ -185,7 +185,7 @@ def _permitting(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def _updatable(can_update: property) -> Any:
-    """Wraps `_can_update`, by which NNX's transforms ask whether a variable can be updated.
+    """Wraps `_can_update`, NNX's test of whether a transform may update a variable, to allow `mirrored` variables.
 
     The check runs here because an error later in the transform would leave the module flattened.
     """

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def device_for(strategy: Strategy | None, called: str) -> Any:
-    """Returns the device on which `fit` computes whole batches (`deterministic=True`); None if replicas split them.
+    """Returns the device on which `fit` computes undivided batches (`deterministic=True`); None if replicas split them.
 
     Raises:
         ContextError: The strategy is deterministic and spans several processes.
@@ -73,7 +73,7 @@ def on_host(batch: Array | HostArray | JAXSparse) -> HostArray:
 
 
 def as_dense(batch: Array | HostArray | JAXSparse) -> HostArray:
-    """Converts an array of a batch to a dense NumPy array; a sparse array cannot be split over devices."""
+    """Converts a dense or sparse array to a dense NumPy array, because sparse arrays cannot be split over devices."""
     return np.asarray(batch.todense() if isinstance(batch, JAXSparse) else batch)
 
 
@@ -192,7 +192,7 @@ def across_workers(
 
 
 def _of_parts(host: HostArray, parts: Parts, sharding: NamedSharding, device_assignment: DeviceAssignment) -> Any:
-    """Builds a global batch from the rows that this worker has for its own replicas.
+    """Builds the global JAX array of a batch, given only the rows for this worker's replicas.
 
     JAX infers the global size from those of one worker, so the parts must be equal. Rows of uneven parts are gathered.
     """

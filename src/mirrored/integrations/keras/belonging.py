@@ -172,7 +172,7 @@ def _noting_strategy(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _adding_in_scope(add_weight: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Layer.add_weight` so that weights added after the scope, as by `enable_lora`, join the layer's strategy.
+    """Wraps `Layer.add_weight` so that weights added outside the scope, as by `enable_lora`, join the layer's strategy.
 
     `quantize` deletes the weights before it adds others, so the layer notes the strategy.
     """
@@ -208,7 +208,7 @@ def _in_scope(model: Model, build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiling_in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `compile`: optimizers and metrics given by name are created in the scope of the model's strategy."""
+    """Wraps `compile` to open the scope of the model's strategy while optimizers and metrics are created by name."""
 
     @functools.wraps(compile_model)
     def compiling(self: Model, *args: Any, **kwargs: Any) -> Any:

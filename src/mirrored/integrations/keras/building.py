@@ -29,7 +29,7 @@ def with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
 
 @contextlib.contextmanager
 def built_once(optimizer: Optimizer) -> Iterator[None]:
-    """Context manager in which `build` runs once, outside of the run, and reads and assigns stored variable values.
+    """Context manager in which an optimizer's `build` runs once for all replicas, on the stored values of variables.
 
     Assignments in the run would be part of the compiled step, which repeats them, and would be those of one replica.
     So the block reads and assigns the storage. The run or function is told of the new variables afterwards.
@@ -53,14 +53,14 @@ def built_once(optimizer: Optimizer) -> Iterator[None]:
 
 
 class _StoredReads:
-    """A listener that raises an error if `build` reads a variable that the run has assigned but not yet stored."""
+    """A listener for variable reads; raises an error if `build` reads a variable that the same run has assigned."""
 
     def __init__(self, called: str, store: VariableStore) -> None:
         self._called = called
         self._store = store
 
     def on_read(self, variable: Any, value: jax.Array) -> jax.Array:
-        """Returns `value`; raises ContextError if the run or compiled function has assigned the variable."""
+        """Returns `value`; raises ContextError if the current run or compiled function has assigned the variable."""
         stored = getattr(variable, "mirrored", variable)
         if stored is not None and self._store.is_assigned(stored):
             raise ContextError(

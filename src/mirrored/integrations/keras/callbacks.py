@@ -180,7 +180,7 @@ def _get_note(file: h5py.File) -> str | None:
 
 
 def _read_along(callback: BackupAndRestore) -> None:
-    """Joins the collectives of another worker's backup, by saving the weights to a temporary folder."""
+    """Takes part in the collectives of another worker's backup, by saving the weights to a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         callback.model.save_weights(os.path.join(folder, "unused.weights.h5"))
 
@@ -293,7 +293,7 @@ def _summary(callback: TensorBoard) -> Any:
 
 
 def _without_graph(write: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the method that writes the model's graph to skip it, because its file format requires TensorFlow."""
+    """Replaces the method that writes the model's graph by a no-op, because the file format requires TensorFlow."""
 
     @functools.wraps(write)
     def without_graph(self: TensorBoard) -> None:

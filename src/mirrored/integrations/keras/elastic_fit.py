@@ -95,7 +95,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 self._again = begin_snapshot(self._changed_again()).finish()
 
     def _changed_again(self) -> Checkpoint:
-        """Returns a checkpoint of the state that changes between `on_train_begin` and the resumption of `fit`.
+        """Returns a checkpoint of the state that a resumed `fit` changes after `on_train_begin`, such as the metrics.
 
         `fit` resets the metrics when an epoch begins.
         """
@@ -104,7 +104,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
         return Checkpoint(model=model, metrics=metrics) if self._place.is_repeated else Checkpoint(metrics=metrics)
 
     def _restore_again(self) -> None:
-        """Restores, when `fit` resumes, the state that was changed since `on_train_begin`."""
+        """Restores the state that a resumed `fit` has changed since `on_train_begin`."""
         again, self._again = self._again, None
         if again is not None:
             restore_snapshot(self._changed_again(), again)
@@ -115,7 +115,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
             self._others = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits the end of the previous epoch, unless it is committed already.
+        """Commits the training state at the end of the previous epoch, unless it is already committed.
 
         When `fit` resumes, this method first restores the state that has changed since `on_train_begin`.
         """
@@ -125,7 +125,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
         self._place.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits a step, unless the step may be the last one of the epoch.
+        """Commits the training state after a step, unless the step may be the last one of the epoch.
 
         That includes a step after which a callback stops the training: it is repeated, and stopped again.
         """
@@ -203,7 +203,7 @@ class _Place:
         return self.moment != _TRAIN_BEGIN
 
     def begin(self, here: FitPosition) -> None:
-        """Takes over the position at which `fit` begins, which a `BackupAndRestore` callback may have set."""
+        """Stores the position at which `fit` begins, which a `BackupAndRestore` callback may have set."""
         self._here = here
         self.steps, data = here.restored
         self.epoch = initial_epoch(self._callback.fit_model)

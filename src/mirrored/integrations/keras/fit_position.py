@@ -52,7 +52,7 @@ _WORKERS: Final = "__workers__"
 
 
 class _RandomState(Protocol):
-    """Protocol of access to a global random state, from which Keras draws the order of a pass."""
+    """Protocol for reading and setting the state of the global random generator with which Keras shuffles data."""
 
     def get(self) -> Any:
         """Returns the random state as JSON-like data; None if the kind of the generator is unknown."""
@@ -91,7 +91,7 @@ _PYTHON: Final = _OfPython()
 
 
 def _random_state(adapter: Any) -> _RandomState | None:
-    """Returns the global random state that decides the order of the data; None if this thread draws no order."""
+    """Returns the global random state with which Keras shuffles the data; None if this thread does not shuffle."""
     if isinstance(adapter, ArrayDataAdapter):
         return _NUMPY if shuffles_arrays(adapter) else None
     if isinstance(adapter, PyDatasetAdapter) and adapter.shuffle and adapter.enqueuer is None:
@@ -216,7 +216,7 @@ class FitPosition:
                 batches.begin_anew()
 
     def take(self, iterator: EpochIterator) -> _Resumption | None:
-        """Removes and returns the position at which a resumed epoch continues; None if it begins at the start."""
+        """Removes and returns the `_Resumption` of a resumed epoch; None if the epoch begins at the start."""
         if iterator is not self._iterator:
             return None
         resumption, self._resumption = self._resumption, None
@@ -227,7 +227,7 @@ _current: Final = InProgress[FitPosition]("mirrored.keras_fit_position")
 
 
 def position() -> FitPosition | None:
-    """Returns the `FitPosition` of the `fit` in progress; None outside `fit`."""
+    """Returns the `FitPosition` of the `fit` call in progress; None outside `fit`."""
     return _current.get()
 
 

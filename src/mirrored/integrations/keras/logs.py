@@ -1,4 +1,4 @@
-"""Computes the logs of a TensorFlow-style step from the metrics' aggregated variables.
+"""Computes the logs of an overridden ``train_step(self, data)`` from metric variables of all replicas.
 
 Each replica returns the results of its own components, and their mean is not the result over the batch of all replicas
 unless the metric is a mean over equally many examples (recall, AUC, uneven batches). The logs therefore take the result

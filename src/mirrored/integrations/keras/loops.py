@@ -1,4 +1,4 @@
-"""Tracks the current Keras loop (`fit`, `evaluate`, `predict`), and passes its batches to TensorFlow-style steps.
+"""Tracks the current Keras loop, such as `fit`, and gives host batches to an overridden ``train_step(self, data)``.
 
 Keras gives such a step batches on the host, which are split over the replicas here. With several workers, all of them
 read the same batches, or, from a distributed dataset, each one those of its own replicas.
@@ -46,7 +46,7 @@ class Parts:
 
 
 class Source(Protocol):
-    """The batches of a dataset that a loop reads."""
+    """Protocol of a dataset that a Keras loop reads; tells how its rows are divided among the replicas."""
 
     has_parts: bool
     parts: Parts | None
@@ -86,13 +86,13 @@ class InProgress(Generic[T]):
         self._variable: contextvars.ContextVar[weakref.ref[T] | None] = contextvars.ContextVar(name, default=None)
 
     def get(self) -> T | None:
-        """Returns the call in progress; None if there is none."""
+        """Returns the `fit`, `evaluate` or `predict` call in progress; None if there is none."""
         found = self._variable.get()
         return None if found is None else found()
 
     @contextlib.contextmanager
     def within(self, call: T) -> Iterator[None]:
-        """Context manager that marks a call as the one in progress."""
+        """Context manager that marks `call` as the `fit`, `evaluate` or `predict` call in progress."""
         token = self._variable.set(weakref.ref(call))
         try:
             yield
@@ -104,7 +104,7 @@ _current: Final = InProgress[Loop]("mirrored.keras_loop")
 
 
 def within_loop(loop: Loop) -> AbstractContextManager[None]:
-    """Context manager that marks a loop as in progress; a nested loop, as for validation in `fit`, replaces it."""
+    """Context manager that makes `loop` the current Keras loop; a nested loop, such as validation, takes its place."""
     return _current.within(loop)
 
 
@@ -153,12 +153,12 @@ def _placed_parts(placer: Placer, batch: PyTree, parts: Parts) -> Any:
 
 
 def connect_loops() -> None:
-    """Patches the iterator of Keras' loops, so that a TensorFlow-style step gets batches that were not read ahead."""
+    """Patches the iterator of Keras' loops so that ``train_step(self, data)`` gets batches that were not read ahead."""
     replace("keras", JAXEpochIterator, "_get_iterator", _without_read_ahead(JAXEpochIterator._get_iterator))
 
 
 def _without_read_ahead(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Keras' `_get_iterator` so that a TensorFlow-style step gets host batches that were not read ahead.
+    """Wraps Keras' `_get_iterator` so that ``train_step(self, data)`` gets host batches that were not read ahead.
 
     On accelerators, Keras reads one batch ahead to copy it to the first device. A TensorFlow-style step takes it from
     the host to all devices, and a backup stores the position after the last batch that was read.

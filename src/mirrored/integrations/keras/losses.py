@@ -41,7 +41,7 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_reduction(loss: Loss) -> None:
-    """Warns once per loss whose mean over one replica's batch is recorded by a tape."""
+    """Warns once per Keras loss that averages over one replica's batch while a gradient tape is recording."""
     context = get_replica_context()
     replicas = 1 if context is None else context.num_replicas_in_sync
     recorded = any(hasattr(listener, "gradient") for listener in ambient().listeners)

@@ -1,4 +1,4 @@
-"""Adopts Keras variables that were created before Keras was connected, as in a model made before the first scope.
+"""Converts Keras variables that were created before Keras was patched, as in a model made before the first scope.
 
 The constructor of Keras variables was not patched yet, so such a variable stores its array itself: replicas would
 assign it unnoticed, and a compiled function would leave a tracer in it. It becomes a `StrategyVariable` of no strategy,
@@ -22,12 +22,12 @@ _MADE_BEFORE: Final = "_mirrored_made_before"  # an attribute of adopted variabl
 
 
 def connect_made_before() -> None:
-    """Patches `Variable._value` to adopt Keras variables created before the patch when they are first used."""
+    """Patches `Variable._value` to turn earlier Keras variables into `StrategyVariable`s when they are first used."""
     replace("keras", KerasVariable, "_value", KerasValue(adopt_if_observed))
 
 
 def adopt_if_observed(variable: KerasVariable) -> bool:
-    """Adopts a variable that is read or assigned in a `run`, a compiled function or under a tape.
+    """Turns a plain Keras variable into a `StrategyVariable` if a run, compiled function or gradient tape is active.
 
     Returns whether it is a `StrategyVariable` now. Code without `mirrored` keeps Keras' own variables.
     """
@@ -37,7 +37,7 @@ def adopt_if_observed(variable: KerasVariable) -> bool:
 
 
 def is_observed() -> bool:
-    """Returns whether the current code runs in a replica, a compiled function or under a tape."""
+    """Returns whether a run, compiled function or gradient tape is active in the current context."""
     here = ambient()
     return (here.replica is not None or here.store is not None or bool(here.listeners)) and not in_stateless_scope()
 

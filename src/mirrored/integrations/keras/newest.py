@@ -132,7 +132,7 @@ def withhold(model: Model, which: Mapping[str, bool]) -> None:
 
 
 class _Carrying:
-    """Assigns the values that a training loop carries in local variables to the model's variables."""
+    """Assigns the values that Keras' training loop holds in local variables to the model's variables."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -143,7 +143,7 @@ class _Carrying:
         lose_deleted(variable)
 
     def before_write(self, variable: Variable) -> None:
-        """Assigns the carried values before user code assigns a variable, which the loop would otherwise overwrite."""
+        """Stores the training loop's values before a user assignment, so that the loop does not overwrite it later."""
         if not is_from_fit():
             variable.settle()
 
@@ -182,7 +182,7 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_present_groups(model: Model, state: dict[str, Any]) -> dict[str, Any]:
-    """Regroups the values that a training loop carries if `layer.trainable` has changed since the loop began."""
+    """Regroups a training loop's values (trainable, non-trainable) if `layer.trainable` has changed since its start."""
     carried = vars(model).get(_CARRIED, {})
     present = {group: variables_of(model, group) for group in carried}
     if all(list(map(id, present[group])) == list(map(id, carried[group])) for group in carried):
@@ -239,7 +239,7 @@ class _Step:
 
 
 class _KerasMisses(CacheMisses):
-    """Handles cache misses of a jitted Keras step by ahead-of-time compilation, where interrupts are safe."""
+    """Compiles a jitted Keras step ahead of time on a cache miss, so that an interrupt cannot lose donated arrays."""
 
     def __init__(self, missed: Callable[..., Any], jitted: jax.stages.Wrapped, check: SamePrograms | None) -> None:
         super().__init__(missed)

@@ -1,4 +1,4 @@
-"""Keras' shape inference of layers that compute with sizes, such as ``tf.zeros([tf.shape(x)[0], 3])``.
+"""Infers output shapes of Keras layers that compute with unknown sizes, as in ``tf.zeros([tf.shape(x)[0], 3])``.
 
 Keras traces a layer with a symbolic size for every unknown one. A layer that needs a size as a number cannot be traced
 so. Then it is traced for two numbers, and the sizes that differ between the results are unknown.

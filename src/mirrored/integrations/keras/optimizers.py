@@ -130,7 +130,7 @@ def wrapped_scale_build(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_scale_loss(scale_loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `LossScaleOptimizer.scale_loss` so that a trace may call it before the optimizer is built.
+    """Wraps `LossScaleOptimizer.scale_loss` to allow calls during tracing before the optimizer is built.
 
     Keras multiplies by the Python number `initial_scale` until the optimizer is built. A trace would keep that number
     as a constant in all later steps, while the gradients are divided by the current scale. So the scale variables are
@@ -189,7 +189,7 @@ def _is_ours(variables: Sequence[KerasVariable]) -> bool:
 
 
 def _adopt_made_before(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
-    """Adopts an optimizer's variables from before the first scope, in a run or if others belong to a strategy."""
+    """Converts an optimizer's plain variables to `StrategyVariable`s in a run, or if one is converted already."""
     updated = [*(variables or ()), *(variables_of_optimizer(optimizer) if optimizer.built else ())]
     if is_observed() or any(isinstance(variable, StrategyVariable) for variable in updated):
         adopt_made_before(updated)
@@ -205,7 +205,7 @@ def _in_order_of(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence
 
 
 def _would_each_replica_update(variables: Sequence[Any]) -> bool:
-    """Returns whether the replicas of an eager run would each update variables that belong to no strategy."""
+    """Returns whether, in an eager run, each replica would update the only copy of a variable without a strategy."""
     context, here = get_replica_context(), ambient()
     if context is None or context.num_replicas_in_sync == 1 or here.runner is None or not is_eval(current_trace()):
         return False
@@ -218,7 +218,7 @@ def _is_of_no_strategy(variable: StrategyVariable) -> bool:
 
 
 def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any], outside: str) -> None:
-    """Applies gradients, summed over replicas, once for all replicas to variables that belong to no strategy.
+    """Updates variables that belong to no strategy once for all replicas, with the sum of the replicas' gradients.
 
     Warns of them by the path of one, `outside`.
     """
@@ -251,7 +251,7 @@ def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]
 
 
 def _build(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
-    """Creates the optimizer's slot variables; in a run, once for all replicas."""
+    """Creates the optimizer's slot variables; inside `strategy.run`, once for all replicas."""
     with keras.name_scope(optimizer.name, caller=optimizer), built_once(optimizer):
         optimizer.build(variables)
     optimizer.built = True
@@ -294,7 +294,7 @@ class _Largest(ReduceOp):
 
 
 def _overwrites(variable: KerasVariable) -> bool:
-    """Returns whether a step assigns a variable's "gradient" to the variable, as for scales of float8 layers."""
+    """Returns whether the "gradient" of a variable is the variable's new value, as for the scales of float8 layers."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 

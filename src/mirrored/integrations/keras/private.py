@@ -85,7 +85,7 @@ def _with_own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @distributed.on_leave
 def _forget_global_seeds() -> None:
-    """Makes Keras create a new global seed generator after the job leaves the devices of the old one."""
+    """Makes Keras create a new global seed generator, because the job no longer uses the devices of the old one."""
     _global_state.set_global_attribute("global_seed_generator", None)
 
 

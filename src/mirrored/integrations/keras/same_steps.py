@@ -44,11 +44,11 @@ class SamePrograms:
         collective_log.arrive(self._place, self._line)
 
     def passed(self, results: PyTree) -> None:
-        """Records in the collective log that a step call ends when `results` are ready; None if it has failed."""
+        """Records in the collective log that a step call ends when `results` are ready; None marks a failed call."""
         collective_log.depart(next((one for one in jax.tree.leaves(results) if isinstance(one, jax.Array)), None))
 
     def compare(self, trace: Callable[[], Any], data: PyTree) -> Any:
-        """Traces the step and returns the trace; raises an error on all workers if their programs differ.
+        """Traces the step and returns the trace; raises an error on all workers if the workers' traces differ.
 
         Args:
             trace: Traces the step of this worker.

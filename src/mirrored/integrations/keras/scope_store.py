@@ -70,7 +70,7 @@ class ScopeStore(VariableStore):
         return self.whole(variable)
 
     def set_local(self, variable: VariableLike, replica: int, value: Operand, where: str) -> None:
-        """Assigns a variable's value by `set_whole`: in a stateless call of Keras a variable has one value."""
+        """Assigns a variable's value for one replica, by `set_whole`, because a stateless call has no replicas."""
         self.set_whole(variable, value, where)
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Runs steps that a model overrides as in TensorFlow, ``train_step(self, data)``, even in `fit` on several replicas.
+"""Runs a model's overridden ``train_step(self, data)``, as written for TensorFlow, in `fit` on several replicas.
 
 Keras' own step on JAX is a pure function of (state, data). A TensorFlow-style step takes only the data, records the
 loss with a tape, and assigns variables. Here such a step is a replica function: `fit` passes it to `strategy.run`, as
@@ -100,7 +100,7 @@ def kind_of_state(which: dict[str, bool]) -> str:
 
 
 def stateless(get_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state` to return no state for a TensorFlow-style step, which assigns variables itself."""
+    """Wraps `Trainer._get_jax_state` to return no state for a ``train_step(self, data)`` that assigns variables."""
 
     @functools.wraps(get_state)
     def getting(self: Model, **which: bool) -> Any:
@@ -112,7 +112,7 @@ def stateless(get_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def building_with_call(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._symbolic_build` to skip a model that has a TensorFlow-style step but no `call` method.
+    """Wraps `Trainer._symbolic_build` to skip a model with ``train_step(self, data)`` but without a `call` method.
 
     The step of such a model calls the layers itself.
 
@@ -153,7 +153,7 @@ def made_for(model: Model, kind: str) -> Callable[..., Any]:
 
 
 def _data_of(model: Model, batch: PyTree) -> PyTree:
-    """Returns a batch as TensorFlow passes it to the step: dense, and without a tuple around a bare element."""
+    """Returns a batch in the form that TensorFlow passes to a step: dense, and without a tuple around one element."""
     if isinstance(batch, tuple) and len(batch) == 1 and vars(model).get(BARE_ELEMENTS):
         batch = batch[0]
     # Not JAX's trees, for which a sparse array is a structure of its parts.
@@ -205,7 +205,7 @@ def _scaled_losses(share: _Share) -> Iterator[None]:
 
 
 def in_step() -> bool:
-    """Returns whether a TensorFlow-style step is running; in such a step, Keras scales each replica's loss.
+    """Returns whether an overridden ``train_step(self, data)`` is running, in which Keras scales each replica's loss.
 
     The scaled losses of all replicas sum to the mean over the global batch.
     """

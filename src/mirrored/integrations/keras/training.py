@@ -198,14 +198,14 @@ def _is_split(value: object) -> bool:
 
 
 def _whole(value: Leaf) -> Any:
-    """Returns a batch's array, concatenated if it consists of per-replica batches."""
+    """Returns an array of a batch; concatenates per-replica batches into one array."""
     if not _is_split(value):
         return np.asarray(value)
     return np.concatenate([np.asarray(component) for component in value.values])
 
 
 def _parts_of(batch: PyTree) -> Parts | None:
-    """Returns how the rows of a batch are divided among the replicas; None if it is not a per-replica batch."""
+    """Returns how the rows of a per-replica batch are divided among the replicas; None for other batches."""
     values = [leaf for leaf in jax.tree.leaves(batch, is_leaf=_is_split) if _is_split(leaf)]
     if not values:
         return None
@@ -402,7 +402,7 @@ def _distribution_for(strategy: Strategy | None, loop: Loop) -> Iterator[None]:
 
 
 def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:
-    """Replicates a batch over the devices if its size is not divisible by their number, as the last batch's may be.
+    """Wraps Keras' placement of batches to replicate a batch whose size is not divisible by the number of devices.
 
     Every device then computes the whole batch, which gives the same values but is slower. Scalars are replicated, too.
     """

@@ -100,7 +100,7 @@ def lose_deleted(variable: Variable) -> None:
 
 
 def _store_components(made: Variable, value: jax.Array) -> bool:
-    """Stores one component per replica in one compiled call; divides the value equally if components are summed.
+    """Stores per-replica values in one compiled call: copies of `value`, or parts that sum to it; False if impossible.
 
     With `deterministic=True` the first replica gets the whole sum, because the sum of three thirds is not always
     bit-identical to the whole.
