@@ -242,8 +242,8 @@ class ElasticSupervisor(Supervisor):
     def _record_joining(self, commands: list[Command]) -> list[Command]:
         """Records which workers join the job, if `commands` make the current members leave their epoch."""
         if commands:
-            slots = ", ".join(str(key[0]) for key in self._membership.joining)
-            self._record_cause(f"worker{'s' * (', ' in slots)} {slots} join{'s' * (', ' not in slots)}")
+            indices = ", ".join(str(key[0]) for key in self._membership.joining)
+            self._record_cause(f"worker{'s' * (', ' in indices)} {indices} join{'s' * (', ' not in indices)}")
         return commands
 
     def _record_cause(self, cause: str) -> None:
