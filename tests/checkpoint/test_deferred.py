@@ -696,3 +696,35 @@ def test_a_variable_that_was_created_between_two_restores_is_restored_from_the_f
     held["y"] = mr.Variable(0.0)
     checkpoint.restore(paths[1]).expect_partial()
     assert (float(held["x"].numpy()), float(held["y"].numpy())) == (10.0, 2.0)
+
+
+def lazy_checkpoint(tmp_path):
+    source = Lazy()
+    source(1.0)
+    source.w.assign(jnp.arange(4.0))
+    return Checkpoint(model=source).save(tmp_path / "c")
+
+
+def test_a_plain_object_is_restored_by_a_checkpoint_that_is_dropped(tmp_path):
+    target = Lazy()
+    Checkpoint(model=target).restore(lazy_checkpoint(tmp_path)).expect_partial()
+    gc.collect()
+    np.testing.assert_array_equal(target(1.0), np.arange(4.0))
+    assert vars(target).keys() == {"w"}
+
+
+def test_what_waits_does_not_keep_a_plain_object_alive(tmp_path):
+    target = Lazy()
+    Checkpoint(model=target).restore(lazy_checkpoint(tmp_path)).expect_partial()
+    reference = weakref.ref(target)
+    del target
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_waiting_restore_adds_no_attribute_to_namespaces_and_pytrees(tmp_path):
+    namespace, module = types.SimpleNamespace(), nnx.Dict()
+    before = [dict(vars(one)) for one in (namespace, module)]
+    status = Checkpoint(model=Lazy(), rest=namespace, module=module).restore(lazy_checkpoint(tmp_path))
+    assert [dict(vars(one)) for one in (namespace, module)] == before
+    status.expect_partial()

@@ -194,7 +194,10 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     """Unregisters a checkpoint that `expect` has registered, so that the checkpoint restores no further variables."""
     for keeper in keepers:
-        vars(keeper).get(KEPT, {}).pop(id(checkpoint), None)
+        kept = vars(keeper).get(KEPT, {})
+        kept.pop(id(checkpoint), None)
+        if not kept:
+            vars(keeper).pop(KEPT, None)
     _forget(id(checkpoint))
 
 
