@@ -1,4 +1,4 @@
-"""Computes on which operands each output of a jaxpr equation depends, and which operands make it vary between devices.
+"""Finds which operands each output of a jaxpr equation depends on, and which make the output vary between devices.
 
 Both properties are unions over operands, so a bit mask per output represents each of them. The summary of a jaxpr
 does not depend on its arguments: it is computed once, and the whole analysis is linear in the size of the jaxpr. For
@@ -165,7 +165,7 @@ class DataflowRules:
         return tuple(union((index, *output)) for output in outputs)
 
     def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
-        """Returns how equations of a jaxpr can make values vary (as `axis_index` does), whatever the inputs are."""
+        """Returns the union of a jaxpr's sources of variation that need no varying input, such as `axis_index`."""
         found = self._sources.get(id(jaxpr))
         if found is None:
             found = self._sources[id(jaxpr)] = union(

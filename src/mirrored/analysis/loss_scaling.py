@@ -156,7 +156,7 @@ class LossScaling:
         return sorted({part for value in self._values_of(gradients)[0] for part in value.parts}, key=str)
 
     def are_totals(self, gradients: Sequence[Any]) -> bool:
-        """Returns whether gradients that are equal on all replicas already have the scale of the whole batch.
+        """Returns whether gradients that are equal on all replicas already have the scale of the global batch.
 
         Their sum over replicas is then too large. It is right if they are a mean over replicas of gradients that are
         to be summed: they were divided by the number of replicas, and their loss is not a mean over the per-replica
@@ -235,7 +235,7 @@ class LossScaling:
         )
 
     def _is_sum(self, eqn: JaxprEqn, operands: Sequence[_Value]) -> bool:
-        """Returns whether an operation sums over the examples, or computes its result from such sums."""
+        """Returns whether an operation's result is a sum over the examples, or is computed from such sums alone."""
         name = eqn.primitive.name
         if name in _SUMS:
             axes = eqn.params.get("axes", (0,))
@@ -249,7 +249,7 @@ class LossScaling:
         return name in _KEEPS_SUM and bool(changing) and all(operand.sums for operand in changing)
 
     def _is_weighted(self, name: str, operands: Sequence[_Value]) -> bool:
-        """Returns whether an operation divides the derivative's seed of 1 by sums over one replica's examples.
+        """Returns whether an operation yields the initial cotangent, 1, divided by a sum over one replica's examples.
 
         A divisor that contains the number of replicas is that of an average over replicas.
         """
@@ -273,7 +273,7 @@ class LossScaling:
         return None if divisor is None else (divisor, shape)
 
     def _divisor(self, name: str, operands: Sequence[_Value]) -> float | None:
-        """Returns by which number the loss is divided in a constant that an operation computes; None if unknown."""
+        """Returns the divisor of the loss that a constant computed by an operation contains; None if unknown."""
         first, second = operands[0], operands[-1]
         if name == "div":
             return first.divisor * abs(second.constant) if first.divisor and second.constant else None
@@ -300,7 +300,7 @@ class LossScaling:
     def _means_formed(
         self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]
     ) -> tuple[frozenset[Mean], frozenset[Mean]]:
-        """Returns the batch means whose derivatives this equation combines with values that depend on the batch.
+        """Returns the per-replica and global batch means whose derivatives an equation combines with batch data.
 
         The first set has the means over one replica's batch, the second those over the batches of all replicas. The
         source line of a mean is that of the equation, or else that of the innermost call around it that has one.
@@ -327,7 +327,7 @@ class LossScaling:
         return any(derivatives) and any(operand.weights for operand in operands)
 
     def _averaged_sizes(self, operand: _Value, replicas: int, others: int) -> set[int]:
-        """Returns the batch sizes n per replica for which a divisor contains n * `replicas`, but not n * `others`.
+        """Returns the batch sizes n for which a divisor has the factor n * `replicas`, but not the factor n * `others`.
 
         A coefficient equal to the number of replicas undoes the division by it.
         """

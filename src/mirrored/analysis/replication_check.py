@@ -221,7 +221,7 @@ def check_replication(
 
 
 def shorten(steps: Sequence[PathStep]) -> list[PathStep]:
-    """Shortens a chain of operations for an error message: joins the steps of one source line, omits the middle."""
+    """Shortens a chain of operations for an error message: joins steps of one source line, omits middle steps."""
     joined = [_join(list(group)) for _, group in groupby(steps, key=lambda step: step.where or id(step))]
     if len(joined) <= _LONGEST_PATH:
         return joined

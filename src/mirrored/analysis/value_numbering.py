@@ -140,7 +140,7 @@ class ValueNumbering:
         return self._intern((self.operation(eqn), j, *(operands[i] for i in operands_in(flow.depends))))
 
     def _inside(self, jaxpr: Jaxpr | ClosedJaxpr, operands: Sequence[int], here: _Site) -> list[int]:
-        """Returns the value numbers of a jaxpr's outputs for given operands, as if the call were inlined.
+        """Returns the value numbers of an inner jaxpr's outputs for given operands, as if its equations were inlined.
 
         The results are cached by structure and operands, unless the jaxpr contains an operation that may return another
         value each time, such as a callback (`ValueSource.repeatable`).

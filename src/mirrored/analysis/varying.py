@@ -62,7 +62,7 @@ class VaryingPath:
 
 
 class VaryingAnalysis:
-    """Determines which values of a jaxpr may differ between devices, and their distances from the cause.
+    """Finds the values of a jaxpr that may differ between devices, and their distances (in operations) from the cause.
 
     The distance is the number of operations from the nearest origin: an input that varies, or an operation whose result
     varies whatever its operands are.
@@ -185,7 +185,7 @@ class _LoopVarying:
             changed = self._iterate()
 
     def carries(self) -> list[int | None]:
-        """Returns each carry's distance from a varying origin, in operations; None for a replicated one."""
+        """Returns each carry's distance from a varying origin, in operations; None for a replicated carry."""
         return [self._entering[i] for i in self._carried]
 
     def path_to(self, j: int) -> _OperandPath:
@@ -245,7 +245,7 @@ def _enter_branch(
 
 
 def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
-    """Returns the steps of a path inside a call; a step without a line of code gets the line of the call.
+    """Returns the steps of a path inside a call; a step without a source line gets the source line of the call.
 
     JAX traces its own helpers once and caches the jaxprs, whose equations therefore have no line of user code.
     """

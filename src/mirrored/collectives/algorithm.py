@@ -129,7 +129,7 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """All-gathers each array's components as ``[replicas, ...]``; returns one copy per replica slot of this device.
+        """All-gathers each array over replicas as ``[replicas, ...]``; returns a copy per replica slot of this device.
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """
@@ -143,12 +143,12 @@ class CrossDeviceOps(abc.ABC):
 
     @final
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int, group: Group) -> list[Any]:
-        """Concatenates all replicas' components of each array along `axis`, in replica order."""
+        """Concatenates each array over all replicas along `axis`, in replica order."""
         return [jnp.concatenate(list(stack_all(components, group)), axis) for components in arrays]
 
 
 def stack_all(components: Sequence[Any], group: Group) -> Any:
-    """All-gathers the components of all replicas as ``[replicas, ...]``, in replica order."""
+    """All-gathers one array over all replicas as ``[replicas, ...]``, in replica order."""
     stacked = jnp.stack(list(components))
     return stacked if group.axis is None else group.slots.rows(lax.all_gather(stacked, group.axis, axis=0, tiled=True))
 
@@ -167,7 +167,7 @@ def reduced_alone(op: ReduceOp, array: jax.Array) -> Any:
 
 
 def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> Any:
-    """Applies a custom reduction to the stacked components of all replicas, after checking its result type.
+    """Applies a custom reduction to the stacked values of all replicas, after checking its result type.
 
     Each component has the shape and dtype of `like`.
     """
@@ -176,7 +176,7 @@ def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> A
 
 
 def checked(op: ReduceOp, components: Sequence[Any]) -> list[Any]:
-    """Converts an array's components to JAX arrays; checks that they have one shape and a dtype that `op` supports.
+    """Converts the replicas' values to JAX arrays; checks that they have one shape and a dtype that `op` supports.
 
     Raises:
         ArgumentError: `op` is a sum or mean and the components are booleans or typed PRNG keys.
@@ -289,7 +289,7 @@ def unpack_buckets(buffers: Sequence[Any], shapes: Sequence[tuple[int, ...]]) ->
 
 
 def _buckets(arrays: Sequence[Any], num_packs: int) -> list[list[int]]:
-    """Returns the positions of the arrays in each bucket. A bucket has one dtype and consecutive arrays.
+    """Returns the positions of the arrays in each bucket; a bucket holds consecutive arrays of one dtype.
 
     The buckets of a dtype have about the same size.
     """
@@ -318,7 +318,7 @@ def _split(positions: Sequence[int], sizes: Sequence[int], count: int) -> list[l
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce(CrossDeviceOps):
-    """The default all-reduce algorithm: sums virtual replicas on each device, then all-reduces all arrays at once.
+    """The default all-reduce algorithm: sums values on each device, then all-reduces all arrays at once.
 
     Across processes, small arrays share one bucket. The backend chooses the order of sums across devices.
 
@@ -344,7 +344,7 @@ class AllReduce(CrossDeviceOps):
 
 
 def for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
-    """Returns, for each total, a list that contains the total once per replica slot of this device.
+    """Returns, for each sum over replicas, a list that contains the sum once per replica slot of this device.
 
     `CrossDeviceOps.sum` returns its results in this form.
     """

@@ -111,7 +111,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
 @dataclasses.dataclass(frozen=True)
 class ReductionToOneDevice(CrossDeviceOps):
-    """An algorithm that all-gathers the components of all replicas and adds them in replica order.
+    """An algorithm that all-gathers the values of all replicas and adds them in replica order.
 
     Every device gathers and adds, so no broadcast follows. Each device needs memory for all components at once.
 
@@ -139,7 +139,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether the user has passed an `accumulation_fn`, which then adds the components."""
+        """Whether the user has passed an `accumulation_fn`, which then adds the replicas' values."""
         return self.accumulation_fn is not None
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
@@ -183,7 +183,7 @@ def check_packs(called: str, num_packs: object) -> None:
 
 
 def _two_levels(buffer: jax.Array, axis: str, devices: int) -> Any:
-    """Sums a buffer by reduce-scatters within and between groups of devices; `devices` divides the buffer's length."""
+    """Sums a buffer by reduce-scatters within and between groups of devices; its length is a multiple of `devices`."""
     size = max(n for n in range(1, math.isqrt(devices) + 1) if devices % n == 0)
     groups = [[start + i for i in range(size)] for start in range(0, devices, size)]
     across = [list(peers) for peers in zip(*groups, strict=True)]

@@ -29,7 +29,7 @@ from mirrored.collectives.summation import (
 
 @dataclasses.dataclass(frozen=True)
 class OrderedTree(CrossDeviceOps):
-    """A deterministic reduction algorithm that sums replicas by the same binary tree on any number of devices.
+    """A deterministic reduction algorithm that adds the replicas' values by the same tree on any number of devices.
 
     The tree is balanced, over replica indices, with pairs of neighbours first. It does not depend on the number of
     devices, so the sum is bit-identical on any number of them. Devices hold blocks of consecutive replicas. Each device
@@ -77,7 +77,7 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def drops_padding(self) -> bool:
-        """True: empty replica slots are not leaves of the tree, in the forward and in the backward pass."""
+        """True: empty replica slots are not leaves of the summation tree, in the forward and in the backward pass."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
@@ -87,7 +87,7 @@ class OrderedTree(CrossDeviceOps):
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """All-gathers each array's components as ``[replicas, ...]``; returns one copy per replica slot of this device.
+        """All-gathers each array over replicas as ``[replicas, ...]``; returns a copy per replica slot of this device.
 
         The stack is behind a fusion boundary. The backward pass sums cotangents by the tree.
         """
@@ -106,7 +106,7 @@ def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any],
 
 
 def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
-    """Returns, for each replica on this device, the replica's row of the sum of all cotangents ``[replicas, ...]``."""
+    """Returns, for each replica on this device, its row of the sum ``[replicas, ...]`` of all replicas' cotangents."""
     total = _sum_of_cotangents(group, cotangents)
     device = 0 if group.axis is None else lax.axis_index(group.axis)
     rows = [group.slots.replica_at(device, k) for k in range(group.local)]
@@ -149,7 +149,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a value once per replica slot of this device; its gradient is complete on device 0, zero on others.
+    """Copies a value once per replica slot of this device; its gradient is complete on device 0 and zero on all others.
 
     On the first device, the cotangent of `value` is the sum of the cotangents of all replicas; on the others it is
     zero. The reason is that the operations that have computed `value` on every device, such as a reduction over
@@ -217,7 +217,7 @@ def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
 
 
 def _sum_locally(arrays: Sequence[Sequence[Any]], group: Group, partial: PartialSums) -> list[Any]:
-    """Sums each array's components on this device, if every device has exactly one partial sum."""
+    """Sums each array over the replicas of this device, if every device has exactly one partial sum."""
     if group.local == 1:  # nothing is added, and the exchange itself is a fusion boundary
         return [components[0] for components in arrays]
     return isolate_lists(_adder(partial.patterns[0], partial.rows), arrays, partial.rows)
@@ -234,7 +234,7 @@ def _adder(pattern: Pattern, rows: int) -> Callable[[Sequence[Sequence[Any]]], l
 
 
 def _sum_by_pairs(totals: list[Any], axis: str, devices: int) -> list[Any]:
-    """Computes the upper levels of the tree for 2^n devices: devices at distance 1, 2, 4, ... add their two values."""
+    """Computes a summation tree's upper levels on 2^n devices: devices at distance 1, 2, 4, ... add their values."""
     distance = 1
     while distance < devices:
         pairs = [[i, i + distance] for i in range(devices) if not i & distance]
@@ -251,7 +251,7 @@ def _over_packed_rows(
     arrays: Sequence[Sequence[Any]],
     pack: Callable[[Sequence[Sequence[Any]]], Sequence[jax.Array]],
 ) -> list[Any]:
-    """Sums arrays by a collective of flat rows, with the small arrays of each dtype packed into one buffer.
+    """Sums arrays over replicas by a collective on flat rows; packs the small arrays of each dtype into one buffer.
 
     A fusion boundary lies on both sides: what computes the arrays, and what reads the results, is compiled as on one
     device, where nothing is exchanged.
@@ -304,7 +304,7 @@ def _pack_rows(arrays: Sequence[Sequence[Any]], pattern: Pattern, rows: int, mul
 
 
 def _sum_own_pieces(rows: Sequence[jax.Array], axis: str, partial: PartialSums) -> Any:
-    """Sums the rows ``[n]`` over devices: each device adds the partial sums for an equal share of the n elements.
+    """Sums rows ``[n]`` over devices: each device adds the partial sums for an equal share of the n elements.
 
     An all-to-all gives each device its elements of all devices' rows, and an all-gather joins the sums.
     """

@@ -81,7 +81,7 @@ class ReduceOp(metaclass=_Members):
             raise TypeError(f"{type(self).__name__}() takes no arguments")
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Reduces all replicas' components, stacked as ``[replicas, ...]``, to one. Subclasses override this method."""
+        """Reduces all replicas' values, stacked as ``[replicas, ...]``, to one. Subclasses override this method."""
         raise NotImplementedError(f"{type(self).__name__} does not define __call__(per_replica)")
 
     @property
@@ -115,7 +115,7 @@ class _Member(ReduceOp):
         self._name = name
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Returns the sum or the mean of the stacked components over axis 0."""
+        """Returns the sum or the mean of the replicas' stacked values over axis 0."""
         check_dtype(repr(self), self, per_replica.dtype)
         return jnp.mean(floating(per_replica), axis=0) if self is ReduceOp.MEAN else sum_along(per_replica, 0)
 
@@ -150,7 +150,7 @@ class CallableReduction(ReduceOp):
         return True
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Calls the user's function with the stacked components of all replicas."""
+        """Calls the user's function with the stacked values of all replicas."""
         return self.fn(per_replica)
 
     @property
@@ -314,7 +314,7 @@ class Median(ReduceOp):
     """
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Reduces over axis 0, and keeps the dtype of the components."""
+        """Reduces the stacked values over axis 0, and keeps their dtype."""
         if jnp.issubdtype(per_replica.dtype, jnp.integer):
             count = per_replica.shape[0]
             return _mean(jnp.sort(per_replica, axis=0)[(count - 1) // 2 : count // 2 + 1])
@@ -363,7 +363,7 @@ class TrimmedMean(ReduceOp):
             )
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Reduces over axis 0, and keeps the dtype of the components."""
+        """Reduces the stacked values over axis 0, and keeps their dtype."""
         count = per_replica.shape[0]
         if 2 * self.k >= count:
             raise ArgumentError(
@@ -412,7 +412,7 @@ class Adasum(ReduceOp):
     """
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Reduces over axis 0. Dot products use at least float32."""
+        """Reduces the stacked values over axis 0; dot products use at least float32."""
         values = list(per_replica.astype(jnp.promote_types(per_replica.dtype, jnp.float32)))
         while len(values) > 1:
             paired = [_adasum(one, other) for one, other in zip(values[::2], values[1::2], strict=False)]

@@ -130,12 +130,12 @@ def reduce_stacked(
 
 
 def _components(stacked: jax.Array, device_assignment: DeviceAssignment) -> list[Any]:
-    """Returns the replicas' components of an array ``[slots, ...]``, in replica order."""
+    """Returns the rows of an array ``[slots, ...]`` that hold replicas' values, in replica order."""
     return [stacked[device_assignment.slots.of(replica)] for replica in range(device_assignment.num_replicas)]
 
 
 def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment) -> Sequence[Any]:
-    """Moves arrays to the first device unless they are all on the same devices.
+    """Moves arrays to the first replica's device unless all arrays are on the same devices.
 
     Components that a tape outside `run` tracks are stacked on the first device, other components over all devices. An
     algorithm may pass all arrays to one operation.
@@ -160,7 +160,7 @@ def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any
 
 
 def _logged(label: str, device_assignment: DeviceAssignment, compute: Callable[[], Any]) -> Any:
-    """Runs an eager collective; if it spans processes, enters it in the watchdog's collective log until it ends."""
+    """Runs an eager collective; while it runs, a collective that spans processes is listed in the watchdog's log."""
     if not device_assignment.spans_processes:
         return compute()
     collective_log.arrive(label, user_lines())
@@ -219,7 +219,7 @@ def _compiled_first(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 
 def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
-    """Returns the first replica's component of a stacked array, which has one row per replica.
+    """Returns the first replica's row of a stacked array, which has one row per replica.
 
     In a job of several processes it is copied to every device.
     """

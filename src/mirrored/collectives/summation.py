@@ -64,7 +64,7 @@ class Group:
         return lax.axis_index(self.axis) < self.slots.full
 
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
-        """Returns the components to sum; the component of an empty replica slot becomes the neutral element, -0.0.
+        """Returns the values to sum; the value of an empty replica slot becomes the neutral element, -0.0.
 
         The neutral element is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """
@@ -92,7 +92,7 @@ def _apart_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, An
 
 
 def apart(value: Any, is_real: Any) -> Any:
-    """Returns `value` unchanged; stops its gradient if `is_real` is False, i.e. in an empty replica slot.
+    """Returns `value` unchanged, but stops gradients to `value` if `is_real` is False, i.e. in an empty replica slot.
 
     The gradient is selected, not multiplied: the slot multiplies zero cotangents by any derivative, which may give NaN.
     """

@@ -45,7 +45,7 @@ class Conversion(NamedTuple):
     concrete: type[ConcreteFunction] | None = None
 
     def with_result(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps `call` so that each result is converted."""
+        """Wraps `call` so that this conversion is applied to each result."""
         convert = self.result
         if convert is None:
             return call
@@ -86,7 +86,7 @@ class Bindings(Generic[F]):
 
 
 def with_copies(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
-    """Returns a copy of a Python function for a deep copy, in which captured objects are replaced by their copies.
+    """Copies a Python function for `copy.deepcopy`, replacing the objects that it captures by their copies.
 
     A bound method, a partial function or another object that is called is deep-copied, with what it holds. Python's
     deep copy of a function is the function itself; here one that closes over variables or over objects of `memo` gets

@@ -198,7 +198,7 @@ _named: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKey
 
 
 def _named_by_methods(kind: type) -> frozenset[str] | None:
-    """Returns the attributes used in the methods of a user's subclass of a library class; None for other classes.
+    """Returns the attributes that the methods of a user's subclass of a library class use; None for other classes.
 
     The other attributes belong to the library, which may change them during tracing (Keras clears its losses).
     """
@@ -382,7 +382,7 @@ def refuse_forgotten(created: Sequence[Any], called: str) -> None:
 
 
 def refuse_created_again(created: Sequence[Any], called: str) -> None:
-    """Raises an error if a further trace of a function creates variables again.
+    """Raises an error if a later trace of a function creates variables, which only the first trace may do.
 
     Without a trace, every call would create them.
 

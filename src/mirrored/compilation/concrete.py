@@ -30,7 +30,7 @@ from mirrored.variables import Variable
 
 
 def is_spec(leaf: object) -> bool:
-    """Returns whether a leaf has a shape and dtype but no value, such as `jax.ShapeDtypeStruct`."""
+    """Returns whether a pytree leaf, such as `jax.ShapeDtypeStruct`, has a shape and dtype but no value."""
     return not isinstance(leaf, (jax.Array, np.ndarray, Variable)) and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
@@ -69,7 +69,7 @@ class ConcreteFunction:
     def _named(
         self, python_function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, int]:
-        """Maps the name of each parameter that is one array to the array's position among all arrays."""
+        """Maps the name of each parameter whose argument is one array to the array's position among all arrays."""
         single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = [one.name for one in parameters_of(python_function) if one.kind in single][: len(args)]
         named = [*zip([*names, *[""] * (len(args) - len(names))], args, strict=True)]
@@ -132,7 +132,7 @@ class ConcreteFunction:
         return [named.get(place, f"args_{place}") for place in range(len(self._places))]
 
     def filled(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the positional and keyword arguments of a call: the given arrays, and values fixed at creation."""
+        """Returns a call's positional and keyword arguments, from the given arrays and the values fixed at creation."""
         leaves = list(self._leaves)
         for place, array in zip(self._places, arrays, strict=True):
             leaves[place] = array

@@ -1,4 +1,4 @@
-"""Runs compiled steps with donated variable buffers, limits steps in flight, compares arguments of workers."""
+"""Runs compiled steps with donated variable buffers, limits the steps in flight, and compares workers' arguments."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DonatingSteps:
         return step
 
     def _attempt(self, step: DonatingStep, operands: Sequence[Any]) -> bool:
-        """Executes the step, unless a signal handler has just assigned a variable; returns whether the step ran."""
+        """Executes one step, unless a signal handler has just assigned a variable; returns whether the step ran."""
         version = state.version
         args = [*map(_array_in, self._donated_attributes), *operands]
         self.dispatch.job = None
@@ -262,11 +262,11 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def record_dispatch(self, token: object) -> None:
-        """Records in the watchdog's collective log that the program was dispatched and ends when `token` is ready."""
+        """Records in the watchdog's collective log that the program runs until `token` is ready."""
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:
-        """Places the argument arrays on all workers' devices; in some calls, compares the arrays between workers.
+        """Places arguments on all workers' devices; in the first and some later calls, compares them between workers.
 
         Args:
             arrays: The arguments' arrays on this worker.
@@ -283,7 +283,7 @@ class WorkerArguments:
         ]
 
     def arrive(self, arrays: Sequence[Any], program: str) -> dict[int, Any]:
-        """Records a call in the watchdog's collective log; in some calls, compares arguments between workers.
+        """Records a call in the collective log; in the first and some later calls, compares arguments between workers.
 
         The docstring of the class says at which calls.
 

@@ -88,7 +88,7 @@ class PythonState:
         self._shared = _shared_states() if alone else None
 
     def frozen_state_error(self) -> ArgumentError | None:
-        """Returns an error if the trace has changed a container or random generator; None otherwise.
+        """Returns an error if a trace has changed a container or random generator since the snapshot; None otherwise.
 
         Restores the elements that were removed from containers. The error is returned, not raised, because a trace that
         creates variables legitimately draws their initial values.
@@ -125,7 +125,7 @@ class PythonState:
         return None
 
     def put_back(self) -> None:
-        """Restores the elements that the trace has removed from containers."""
+        """Restores the elements that a trace has removed from containers since the snapshot."""
         for _, contents in self._checked:
             contents.put_back()
 
@@ -140,7 +140,7 @@ class PythonState:
         return not (self._iterators or self._nested or self._reaches_queue)
 
     def rewind(self) -> None:
-        """Restores the containers and random generators to their state before the trace.
+        """Restores the containers and random generators to their state at the snapshot.
 
         These include the global generators of `random` and `numpy.random` if the process had one thread; otherwise they
         are only the containers that the function uses.
@@ -154,7 +154,7 @@ class PythonState:
             np.random.set_state(pickle.loads(self._shared[1]))
 
     def check_generators(self) -> None:
-        """Raises an error if the trace has closed a Python generator that iterates over a dataset.
+        """Raises an error if a trace has closed a Python generator that iterates over a dataset.
 
         Raises:
             ArgumentError: A generator is closed. If the function ran as Python, it would find it exhausted.
@@ -318,7 +318,7 @@ def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, A
 
 
 def _used_by_code(containers: _Containers, found: Sequence[tuple[str, Any]], names: set[str]) -> set[int]:
-    """Returns the ids of the containers from which code that uses the attributes `names` may remove elements.
+    """Returns the ids of the containers from which code may remove elements, given the attribute `names` in the code.
 
     Args:
         containers: The containers, by id.

@@ -162,7 +162,7 @@ class Function(Code):
         return result
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns one step's arguments, converted to match the `input_signature`, if there is one."""
+        """Returns one step's arguments, converted to match the function's `input_signature`, if it has one."""
         if self._input_signature is None:
             return args, kwargs
         return check_signature(self.python_function, self._input_signature, args, kwargs)
@@ -175,18 +175,18 @@ class Function(Code):
 
     @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
-        """The Python function that is traced: the decorated function with its code and result converted."""
+        """The Python function that is traced: the decorated function after conversion of its code and of its result."""
         return self._conversion.with_result(self._to_trace)
 
     @functools.cached_property
     def _to_trace(self) -> Callable[..., Any]:
-        """The Python function to trace, with its code converted but not its result."""
+        """The Python function to trace, after the conversion of its code, but not of its result."""
         code = self._conversion.code
         return self.python_function if code is None else code(self.python_function)
 
     @functools.cached_property
     def _as_python(self) -> Callable[..., Any]:
-        """The Python function for eager calls, with its result converted but not its code."""
+        """The Python function for eager calls: its result is converted, but its code is not."""
         return self._conversion.with_result(self.python_function)
 
     def _call_steps(self, here: Ambient, batches: Sequence[Any]) -> Any:
@@ -225,7 +225,7 @@ class Function(Code):
         return Function(function, donate=self._donate, conversion=conversion)
 
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a function that iterates over a dataset in Python, and compiles each `strategy.run` in it."""
+        """Runs a function with a dataset loop as plain Python, but compiles each `strategy.run` in the function."""
         driver, outer = self._driver, ambient().driver
         try:
             with within(driver=driver):
@@ -430,7 +430,7 @@ class Function(Code):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
-        """Returns the compiled function for a deep-copied object: bound to the copy, or with copied variables.
+        """Returns the compiled function for a deep copy of an object: bound to the copy, or with copied variables.
 
         A function that uses none of the copied objects is copied as itself, as Python functions are.
         """

@@ -166,7 +166,7 @@ def dtype_of(value: Any) -> Any:
 
 
 def _sizes(spec: Any) -> tuple[int | None, ...] | None:
-    """Returns the dimension sizes that a spec requires, each None if unknown; returns None if the rank is unknown."""
+    """Returns a spec's dimension sizes, with None for each unknown size; returns None if the rank is unknown."""
     unknown = spec.shape is None or getattr(spec.shape, "rank", 0) is None
     return None if unknown else tuple(spec.shape)
 

@@ -79,11 +79,11 @@ class Result(Bookkeeping):
 
     @property
     def is_per_replica(self) -> bool:
-        """Whether the result is a per-replica value, stored as one array with a leading replica dimension."""
+        """Whether this leaf of a result is a per-replica value, stored as one array with a leading replica axis."""
         return self.components > 0
 
     def described(self, array: jax.ShapeDtypeStruct) -> Any:
-        """Returns this leaf's shape and dtype (per component if per-replica), from the shape and dtype of its array."""
+        """Returns this leaf of a result as a `jax.ShapeDtypeStruct` or, if per-replica, as a `PerReplica` of them."""
         if not self.is_per_replica:
             return array
         return PerReplica.of_components([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components, None)
@@ -377,7 +377,7 @@ class Program:
         return self._wrapped(outs[len(self._assigned) :])
 
     def _under_tape(self, arguments: Arguments) -> Program:
-        """Returns the program for calls under a tape, which traces the function once more.
+        """Returns the version of this program for calls under a tape, which is traced separately.
 
         Two things differ under a tape: the derivative of a value that is read after an assignment, and, in a
         deterministic run, the order in which cotangents are summed.

@@ -1,4 +1,4 @@
-"""Checks a compiled program's devices and ordered printing; explains JAX's errors about unknown traced values."""
+"""Checks a compiled program's devices and ordered printing, and explains JAX's errors about unknown traced values."""
 
 from __future__ import annotations
 

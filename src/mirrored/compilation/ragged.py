@@ -75,7 +75,7 @@ def _evened(leaf: Any) -> Any:
 
 
 class RunScales(Driver):
-    """A `Driver` that compiles nothing, but records runs with uneven batches, to check their loss scale later.
+    """A `Driver` that records runs with uneven batches instead of compiling them, to check their loss scale later.
 
     It is for a function that cannot be traced as a whole, because it can reach an iterator: a replica function usually
     reaches none, as the elements are its arguments.

@@ -22,7 +22,7 @@ _MISSING: Final = object()
 
 
 class Names:
-    """A snapshot of the names to which a function may assign: attributes of the user's objects, cells and globals.
+    """A snapshot of names that a function may assign: attributes of the user's objects, closure variables and globals.
 
     Args:
         function: The Python function.

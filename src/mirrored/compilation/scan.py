@@ -1,4 +1,4 @@
-"""Several steps of a function in one call: one `lax.scan` over their batches, and the results of all steps."""
+"""Runs several steps of a function in one call, as one `lax.scan` over the batches; collects the steps' results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flattens the arguments of a compiled function, and computes the parts of the cache key of the program for a call."""
+"""Flattens the arguments of a compiled function, and computes the cache keys that select the program for a call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 
 class Ragged(Exception):
-    """Exception for a per-replica argument whose components differ in shape, which one SPMD program cannot process."""
+    """Exception for a per-replica argument whose values differ in shape, which one SPMD program cannot process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Arguments:
         return self._with(leaves)  # type: ignore[no-any-return]
 
     def of_one_replica(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments that one replica receives, with shapes and dtypes in place of arrays."""
+        """Returns these arguments as one replica receives them, with shapes and dtypes in place of arrays."""
         leaves = list(self.leaves)
         for place, array in zip(self.dynamic, self.arrays, strict=True):
             shape = array.shape[1:] if isinstance(leaves[place], PerReplica) else array.shape
@@ -80,7 +80,7 @@ class Arguments:
         return self._with(leaves)  # type: ignore[no-any-return]
 
     def described(self) -> Arguments:
-        """Returns a copy with shapes and dtypes in place of the arrays, so that the arrays can be freed.
+        """Returns a copy of these arguments with shapes and dtypes in place of arrays, so that the arrays can be freed.
 
         Its static values are copies, too, which keep their content when the program mutates its objects.
         """

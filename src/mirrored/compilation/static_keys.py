@@ -155,7 +155,7 @@ def _unchanging_container(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _of_dataclass(value: Any, around: tuple[int, ...]) -> Hashable:
-    """Returns the cache key of a dataclass: its compared fields, elements, and attributes that are not fields."""
+    """Returns a dataclass's cache key: its fields with ``compare=True``, its elements, and its non-field attributes."""
     fields = dataclasses.fields(value)
     compared = tuple((one.name, static_key(getattr(value, one.name), around)) for one in fields if one.compare)
     names = {one.name for one in fields}

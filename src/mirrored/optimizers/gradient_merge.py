@@ -1,4 +1,4 @@
-"""Pairs gradients with variables, sums the gradients over replicas, and applies one update everywhere."""
+"""Pairs gradients with variables, sums the gradients over replicas, and applies one update on all replicas."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class PairsOf(list[Pair]):
 
 
 def pairs_in_key_order(given: Sequence[Any], pairs: Sequence[Pair]) -> list[Variable]:
-    """Returns the variables of `pairs` in the key order of the dicts in `given`, from which the pairs were made."""
+    """Returns the variables of `pairs`, in the order of the dict keys in `given`, from which `pairs` was made."""
     variables = given.variables if isinstance(given, PairsOf) else [one for _, one in given]
     return in_key_order(variables, [variable for _, variable in pairs])
 
@@ -393,7 +393,7 @@ def _completed(row: Sequence[Any], variable: Variable) -> list[Any]:
 
 
 def _sums(gradients: Sequence[Any]) -> list[jax.Array]:
-    """Sums per-replica gradients in one reduction in cross-replica context; returns other gradients unchanged."""
+    """Sums per-replica gradients with one reduction in cross-replica context; returns all other gradients unchanged."""
     per_replica = [gradient for gradient in gradients if isinstance(gradient, PerReplica)]
     sums = iter(get_strategy().reduce(ReduceOp.SUM, per_replica, axis=None))
     return [next(sums) if isinstance(gradient, PerReplica) else as_array(gradient) for gradient in gradients]

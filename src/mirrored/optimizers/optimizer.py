@@ -165,7 +165,7 @@ class Optimizer:
         return Made(scalars, self._slots.groups())
 
     def given_rate(self) -> LearningRate | None:
-        """Returns the learning rate given to the optimizer, for checkpoints; None if optax has its own rate."""
+        """Returns the learning rate given to the optimizer, for checkpoints; None if the optax chain has its own."""
         return self._rate
 
     def __repr__(self) -> str:
@@ -362,7 +362,7 @@ class Optimizer:
             self._rate.build()
 
     def _build(self, variables: Sequence[Variable], order: Callable[[], Sequence[Variable]]) -> None:
-        """Creates the optimizer state (counters, learning rate, slots) that the given variables need and lack.
+        """Creates the optimizer state (counters, learning rate, slots) that does not exist yet for the given variables.
 
         `order` returns the variables in the order in which `apply` takes their gradients.
 
@@ -428,7 +428,7 @@ class _CompiledRule:
         slots: list[jax.Array],
         extra: dict[str, Any],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Computes the update: returns the new parameters and slots."""
+        """Computes one optimizer update: returns the new parameters and slots."""
         compiled = self._of_plan.get(plan)
         if compiled is None:
             compiled = self._of_plan.setdefault(plan, self._compile(plan))

@@ -185,7 +185,7 @@ class Clipping:
             )
 
     def apply(self, gradients: Gradients) -> Gradients:
-        """Returns the gradients clipped to the given bounds, with unchanged shapes and dtypes."""
+        """Returns the gradients, clipped as this object specifies, with unchanged shapes and dtypes."""
         if self.clipvalue is not None:
             _refuse_complex(gradients)
             return _transformed(optax.clip(self.clipvalue), gradients)

@@ -70,7 +70,7 @@ class SlotLayout:
         )
 
     def unpack(self, state: optax.OptState) -> list[jax.Array]:
-        """Flattens an optax state to the arrays that slot variables store, i.e. random keys become key data.
+        """Flattens an optax state to the arrays that slot variables store; random keys become their key data.
 
         Raises:
             StructureError: The state has another structure, or a leaf has another shape.
@@ -128,7 +128,7 @@ def _siblings(paths: Sequence[Path]) -> dict[Path, set[Any]]:
 
 
 def _variable_at(path: Path, parameters: Mapping[str, Any], siblings: Mapping[Path, set[Any]]) -> int | None:
-    """Returns the index in `path` of the key that names a variable, in an optax state that mirrors the parameters.
+    """Returns the position in `path` of the dict key that is a model variable's name; None if there is no such key.
 
     Other dicts (the hyperparameters of `optax.inject_hyperparams`, the labels of `optax.partition`) may also contain a
     key that is a variable's name (``"b1"``). They have other keys too, or contain the variables deeper inside.
@@ -179,7 +179,7 @@ class UpdatePlan:
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """Returns the key of a slot variable of a model variable or, without a `variable`, of a group of variables."""
+    """Returns the key of the slot variable of one model variable or, without `variable`, of a group of variables."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 
@@ -226,7 +226,7 @@ class UpdateRule:
         slots: Sequence[jax.Array],
         extra: Mapping[str, Any],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Computes the update: returns the new parameters and slots, with unchanged shapes and dtypes.
+        """Computes one optimizer update: returns the new parameters and slots, with unchanged shapes and dtypes.
 
         The transform runs once per cohort, over *all* variables of the call, with that cohort's shared state. Only the
         cohort's own results are kept from its run. So a norm over all gradients covers all gradients of the call, and

@@ -103,7 +103,7 @@ class _Keys:
 
 
 def _plain_key(container: Any) -> Hashable | None:
-    """Returns the key of a list, tuple or dict of strings and integers without a Python loop; None for others.
+    """Returns the key of a list, tuple or dict of strings and integers, without a Python loop; None for other values.
 
     A replica function may close over a vocabulary, whose key every run computes. Floats need the loop: 0.0 == -0.0.
     """

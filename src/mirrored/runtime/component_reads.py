@@ -1,4 +1,4 @@
-"""Reads components of per-replica values and sync-on-read variables, so that gradient tapes record the reads."""
+"""Reads per-replica values and sync-on-read variables by operations that gradient tapes record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns a sync-on-read variable's stacked components unchanged; gradients flow to the array `one` instead.
+    """Returns a sync-on-read variable's stacked values unchanged; gradients flow to the array `one` instead.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
@@ -32,14 +32,14 @@ def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple
 
 
 def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
-    """Notifies tapes that a sync-on-read variable is read, and returns the stacked components of all replicas."""
+    """Notifies tapes that a sync-on-read variable is read, and returns the stacked values of all replicas."""
     if not jnp.issubdtype(variable.dtype, jnp.inexact):
         return stacked
     return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
 
 
 def component_of(value: PerReplica, local: int) -> Any:
-    """Returns one local replica's component of a per-replica value, by an operation that gradient tapes record.
+    """Returns one local replica's value from a per-replica value, by an operation that gradient tapes record.
 
     If a tape tracks a stacked value, that operation is the indexing of the stacked value.
     """
@@ -50,7 +50,7 @@ def component_of(value: PerReplica, local: int) -> Any:
 
 
 def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
-    """Returns each replica's row of a stacked value that a tape tracks, on the replica's device; else None."""
+    """Returns each replica's row of a stacked value on the replica's device if a tape tracks the value, else None."""
     if device_assignment is None or device_assignment.spans_processes or not is_tracked(stacked):
         return None
     rows = whole_rows(stacked, device_assignment)

@@ -52,11 +52,11 @@ class ElementDraws:
 
     @property
     def pipeline(self) -> int:
-        """The number of the input pipeline that calls the function; 0 for a pass that only infers an element spec."""
+        """The number of the input pipeline that calls the dataset's function; 0 for a pass that only infers a spec."""
         return self._function.pipeline
 
     def next_number(self) -> int:
-        """Draws the non-zero number of a nested pipeline, over which this function iterates."""
+        """Draws a non-zero number that identifies an input pipeline nested in the dataset's function."""
         low, high = self.next_words(self.pipeline)
         return (int(high) << 32 | int(low)) % 2**62 | 1
 
@@ -79,7 +79,7 @@ def packed(numbers: Sequence[int]) -> bytes:
 
 
 class Pipelines:
-    """Numbers the input pipelines that draw from one random stream, in the order of their first draws.
+    """Assigns numbers to the input pipelines that draw from one random stream, in the order of their first draws.
 
     The numbers are the same in the next run of the program, unlike those of `FunctionStreamId.pipeline`.
     """
@@ -106,7 +106,7 @@ class DrewWhileTracing(BaseException):
 
 
 def element_draws() -> ElementDraws | None:
-    """Returns the random draws (`ElementDraws`) for the dataset element that this thread computes; else None."""
+    """Returns the `ElementDraws` of the dataset element that this thread is computing; None if it computes none."""
     return ambient().element
 
 

@@ -192,7 +192,7 @@ def _is_function(value: object) -> bool:
 
 
 def _bound(function: object, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields the names and values that a function, and the functions it closes over or wraps, are bound to.
+    """Yields the closure variables, defaults and bound arguments of a function and of those that it wraps or captures.
 
     They are scalars, arrays, and the keys of containers and functions.
     """

@@ -1,4 +1,4 @@
-"""Registry through which lower layers call higher ones: distributed datasets, summaries, integrations."""
+"""Registry through which lower layers of `mirrored` call higher ones, such as distributed datasets and summaries."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class IteratedWhileTracing(BaseException):
 
 
 class IteratedAsPython:
-    """Marker base class of datasets and iterators: a compiled function that gets one first runs as Python.
+    """Marker base class of datasets and iterators; a compiled function that receives one runs as plain Python first.
 
     The first call of a compiled function that has one among its arguments runs as Python: a trace would execute what
     precedes the loop once more. If this call takes no elements, later ones are compiled.
@@ -318,7 +318,7 @@ class Driver:
         return self._compiled[key]  # type: ignore[no-any-return]
 
     def run(self, function: Callable[..., Any], compiled: Any, run: Callable[[], Any]) -> Any:
-        """Calls `run()`; if that changes objects that `function` captures, caches `compiled` under the new key, too.
+        """Calls `run()`; if that modifies objects captured by `function`, also caches `compiled` under the changed key.
 
         A trace, or an eager run of uneven batches, may change a list or dict that the function closes over. The program
         is then the one for the contents after it, too, or every later call would trace anew.

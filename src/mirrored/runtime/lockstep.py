@@ -125,7 +125,7 @@ class _Replica:
             self._driver_turn.put(None)
 
     def proceed(self) -> None:
-        """Resumes this replica until it ends or waits at a collective; called by the thread that has started it."""
+        """Resumes this replica until it ends or waits at a collective; called by the thread that started it."""
         self._replica_turn.put(None)
         self._driver_turn.get()
 
@@ -164,7 +164,7 @@ class _Replica:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Lets this replica's thread end by itself: at once if it waits at a collective, else at the next one."""
+        """Lets this replica's thread end by itself: at once if it waits at a collective, else at its next one."""
         self._unwinding = True
         self._claim.take("driver")
         self._replica_turn.put(None)

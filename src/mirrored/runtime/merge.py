@@ -85,13 +85,13 @@ class Merge:
     enclosed: tuple[tuple[str, Any], ...] = ()
 
     def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Calls `run` for all replicas; undoes its assignments of variables if user code in it raises an exception."""
+        """Executes the operation for all replicas; undoes variable assignments if its user code raises an exception."""
         return with_rollback(lambda: self.run(payloads)) if self.calls_user_code else self.run(payloads)
 
 
 @runtime_checkable
 class RecordsMerges(Protocol):
-    """Protocol of a gradient tape's JAX trace: records collectives and `merge_call`."""
+    """Protocol of a gradient tape's JAX trace, which records collectives and `merge_call`."""
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
         """Executes a collective or `merge_call`, records it on the tape, and returns results that the tape tracks.

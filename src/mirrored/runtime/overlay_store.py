@@ -57,7 +57,7 @@ class OverlayStore(VariableStore):
             yield
 
     def values(self) -> list[Any]:
-        """Returns the values assigned so far, as tracers of the differentiation, in order of assignment."""
+        """Returns the values that have been assigned in this store so far, as tracers, in order of assignment."""
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
     def settle(self, values: Sequence[Any]) -> None:
@@ -89,7 +89,7 @@ class OverlayStore(VariableStore):
         return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
 
     def _row_of(self, replica: int) -> int:
-        """Returns a local replica's row in a stacked value: the replica's slot in an eager run, else its index."""
+        """Returns a local replica's row index in a stacked value: its slot in an eager run, else its local index."""
         return int(self._runner.device_assignment.slots.of(replica)) if self._is_eager() else replica
 
     def _spread(self, variable: VariableLike, value: jax.Array) -> Any:

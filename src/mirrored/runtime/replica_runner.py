@@ -89,7 +89,7 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        """Reduces arrays over all replicas, given the local replicas' components; returns one result per array."""
+        """Reduces arrays over all replicas, given the local replicas' values; returns one result per array."""
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -112,7 +112,7 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
-        """Concatenates the arrays of all replicas along `axis`, given the local replicas' components."""
+        """Concatenates the arrays of all replicas along `axis`, given the local replicas' arrays."""
 
     def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
         """Like `gather`, but returns one copy of each result per local replica, each with its own gradient."""
@@ -125,22 +125,22 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def group(self, components: Sequence[Any]) -> Any:
-        """Combines the components of the local replicas into one cross-replica value, such as a `PerReplica`."""
+        """Combines the values of the local replicas into one cross-replica value, such as a `PerReplica`."""
 
     @abc.abstractmethod
     def is_shared(self, components: Sequence[Any]) -> bool:
         """Returns whether all local replicas hold the same Python object."""
 
     def are_shared(self, columns: Sequence[Sequence[Any]]) -> list[bool]:
-        """Returns which leaves of a structure all replicas share, given the local replicas' components of each leaf."""
+        """Returns which leaves of a structure all replicas share, given the local replicas' values of each leaf."""
         return [self.is_shared(column) for column in columns]
 
     @abc.abstractmethod
     def component(self, value: Leaf, local: int) -> Any:
-        """Returns one local replica's component of a cross-replica value."""
+        """Returns one local replica's value from a cross-replica value, such as a `PerReplica`."""
 
     def components_each(self, value: Leaf) -> list[Any]:
-        """Returns the component of each local replica, given a cross-replica value that `merge_call` returns."""
+        """Returns the value of each local replica, given a cross-replica value that `merge_call` returns."""
         return [self.component(value, local) for local in range(self.num_local)]
 
     @functools.cached_property

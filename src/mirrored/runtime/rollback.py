@@ -1,4 +1,4 @@
-"""Atomic assignments: the assignments of a run or `merge_call` that raises an exception are rolled back.
+"""Atomic assignments: rolls back the variable assignments of a run or `merge_call` that raises an exception.
 
 A variable is assigned in one of two places: staged in the variable store of the context, or stored in its storage. Each
 place rolls back its own assignments: `VariableStore.with_staged_rollback` and `state_lock.with_storage_rollback`.
@@ -20,7 +20,7 @@ class Rollback(Protocol):
     """Protocol of wrappers that call a function and, after an exception, undo the function's variable assignments."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
-        """Returns the result of `call`, and undoes its assignments if it raises."""
+        """Calls `call` and returns its result; undoes the variable assignments of `call` if it raises an exception."""
         ...
 
 

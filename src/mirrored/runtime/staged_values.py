@@ -34,7 +34,7 @@ class VariableLike(ReadableVariable, Protocol):
         ...
 
     def stored_component(self, replica: int) -> Any:
-        """Returns one replica's stored component of the variable, on that replica's device."""
+        """Returns one replica's stored copy of the variable, on that replica's device."""
         ...
 
     def before_write(self) -> None:
@@ -59,7 +59,7 @@ class VariableLike(ReadableVariable, Protocol):
 
 
 class Bookkeeping:
-    """Marker base class of mirrored's own containers: their references to a variable do not count as uses of it."""
+    """Marker base class of `mirrored`'s own containers: their references do not count as uses of a variable."""
 
 
 class Created(list[Any], Bookkeeping):
@@ -110,7 +110,7 @@ class StagedAssignment(Bookkeeping):
 
 @dataclasses.dataclass(frozen=True)
 class Captured(Bookkeeping):
-    """Identifies what a tracer stands for: a variable's value, or one replica's component of the variable."""
+    """Identifies what a tracer stands for: a variable's value, or the variable's value on one replica."""
 
     variable: VariableLike
     local: int | None

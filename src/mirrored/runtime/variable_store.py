@@ -74,7 +74,7 @@ class VariableStore(abc.ABC):
             self.outer.note_reduction(bit_identical=bit_identical)
 
     def with_staged_rollback(self, call: Callable[[], T]) -> T:
-        """Returns the result of a call; after an exception, drops the function's assignments from this store.
+        """Calls a function and returns its result; after an exception, drops the function's assignments.
 
         Calls can be nested.
         """
@@ -95,7 +95,7 @@ class VariableStore(abc.ABC):
         return result
 
     def note(self, variable: VariableLike) -> None:
-        """Saves a variable's value before an assignment, so that `with_staged_rollback` can restore it."""
+        """Saves a variable's value before an assignment, so that `with_staged_rollback` can restore the value."""
         if self._undo is not None and id(variable) not in self._undo:
             self._undo[id(variable)] = self.restoring(variable)
 
@@ -149,7 +149,7 @@ class VariableStore(abc.ABC):
 
     @abc.abstractmethod
     def whole(self, variable: VariableLike) -> Any:
-        """Returns a variable's value for all replicas: one mirrored array, or components stacked ``[replicas, ...]``.
+        """Returns a variable's value for all replicas: one mirrored array, or one row per replica ``[replicas, ...]``.
 
         Context: cross-replica.
         """
@@ -207,7 +207,7 @@ class FunctionStore(VariableStore):
         return self._aggregates
 
     def note_reduction(self, *, bit_identical: bool) -> None:
-        """See `VariableStore`."""
+        """Records whether a reduction requires bit-identical results of this compiled function."""
         self.bit_identical |= bit_identical
 
     def whole(self, variable: VariableLike) -> Any:
@@ -283,15 +283,15 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def before(self, variable: VariableLike, replica: int) -> Any:
-        """Returns the value that a variable's component on one local replica had before the `run`."""
+        """Returns the value that a variable had on one local replica before the `run`."""
 
     @abc.abstractmethod
     def whole_before(self, variable: VariableLike) -> Any:
-        """Returns a variable's value before the `run`: one array if mirrored, otherwise all components, stacked."""
+        """Returns a variable's value before the `run`: one array if mirrored, else all replicas' stacked values."""
 
     @abc.abstractmethod
     def join(self, variable: VariableLike, components: Sequence[Any], where: Sequence[str]) -> Any:
-        """Combines the components that local replicas have assigned to a variable into a value for all replicas.
+        """Combines the values that local replicas have assigned to a variable into a value for all replicas.
 
         Raises:
             ReplicaDivergenceError: The components of a mirrored variable differ.
@@ -299,7 +299,7 @@ class ReplicaStore(VariableStore):
 
     @abc.abstractmethod
     def split(self, value: jax.Array, replica: int) -> Any:
-        """Returns one local replica's component of a variable's value for all replicas."""
+        """Returns one local replica's value of a variable, given the variable's value for all replicas."""
 
     def local(self, variable: VariableLike, replica: int) -> Any:
         entry = self.staged.get(id(variable))
@@ -358,11 +358,11 @@ class LocalReplicas(Protocol):
     stands_for_others: bool
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """Returns all replicas' components of an array (all-gather), given the components of this device's replicas."""
+        """All-gathers an array: returns all replicas' values, given those of this device's replicas."""
         ...
 
     def component(self, value: Leaf, local: int) -> Any:
-        """Returns one local replica's component of a cross-replica value."""
+        """Returns one local replica's value from a cross-replica value, such as a `PerReplica`."""
         ...
 
 
@@ -391,7 +391,7 @@ class TracedReplicaStore(ReplicaStore):
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
     def capture(self, variable: VariableLike, local: int | None) -> CaptureTracer:
-        """Returns the tracer that stands for a variable or, if `local` is not None, for one replica's component."""
+        """Returns the tracer that stands for a variable or, if `local` is not None, for its value on one replica."""
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.component_shape, variable.dtype, Captured(variable, local))

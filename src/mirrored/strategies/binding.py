@@ -1,4 +1,4 @@
-"""Binds the traced body of a compiled run with `shard_map`: adds one SPMD program to the function that is traced.
+"""Adds the traced body of a compiled run to the enclosing function's trace, as one `shard_map` call.
 
 The operands of the program are, in this order:
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Form(enum.Enum):
-    """How an operand or output passes the boundary of `shard_map`, for D devices with K slots each.
+    """Enum: how an operand or output enters or leaves `shard_map`, for D devices with K replica slots each.
 
     Members:
         REPLICATED: One array, equal on all devices.
@@ -57,24 +57,24 @@ class Form(enum.Enum):
 
     @property
     def spec(self) -> PartitionSpec:
-        """The partition spec with which `shard_map` passes a value of this form."""
+        """The `PartitionSpec` of a `shard_map` operand or output of this form."""
         return PartitionSpec() if self is Form.REPLICATED else PartitionSpec(AXIS)
 
 
 class _Capture(NamedTuple):
-    """What a constant of the body stands for: an operand, or its component for one local replica."""
+    """What a constant of a traced body stands for: an operand, or one local replica's value of a stacked operand."""
 
     operand: int
     local: int | None
 
     def value_in(self, operands: Sequence[Any]) -> Any:
-        """Returns the constant's value on a device, given the operands there; a stacked one as its components."""
+        """Returns the constant's value on a device, given the device's operands; a stacked operand is a list."""
         value = operands[self.operand]
         return value if self.local is None else value[self.local]
 
 
 class Binding:
-    """Binds the body of one compiled run, under the trace of the function around the run.
+    """Adds one compiled run to the trace of the enclosing function, as a `shard_map` call of the run's traced body.
 
     Args:
         runner: The runner that traced the body.
@@ -91,7 +91,7 @@ class Binding:
     def bind(
         self, body: Staged, inputs: Sequence[Any], outputs: BodyOutputs, are_per_replica: Sequence[bool]
     ) -> list[Any]:
-        """Binds the body, and returns the program's outputs: stacked values of all replicas, or one replicated value.
+        """Calls the body in `shard_map`; returns each output as one replicated array or all replicas' stacked values.
 
         Args:
             body: The body.
@@ -127,7 +127,7 @@ class Binding:
         return [self._value_of(value, form) for value, form in zip(values, out_forms, strict=True)]
 
     def _captured(self, body: Staged) -> tuple[list[Any], list[Form], list[_Capture]]:
-        """Returns the operands that the body captures, their forms, and the operand that each of its constants reads.
+        """Returns the operands that a traced body captures, the operands' forms, and the operand of each constant.
 
         A per-replica variable can have several constants in the body, one per local replica, but is one operand.
         """
@@ -199,7 +199,7 @@ class Binding:
         ]
 
     def _unstack(self, arrays: Sequence[jax.Array]) -> list[list[Any]]:
-        """Returns the components of each array ``[local, ...]``; an empty slot gets those of the slot before it."""
+        """Splits arrays ``[local, ...]`` into one value per replica slot; an empty slot repeats the previous slot."""
         group = self._runner.group_info
         if group.padded:
             arrays = [group.slots.repeated(array, group.is_real()) for array in arrays]
@@ -210,7 +210,7 @@ class Binding:
         return [[array[k] for k in range(group.local)] for array in arrays]
 
     def _stack(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Stacks the components of each column, ``[local, ...]``."""
+        """Stacks, for each output, the local replicas' arrays into one array ``[local, ...]``."""
         if self._runner.bit_identical:
             return stack_isolated(columns)
         return [jnp.stack(components) for components in columns]

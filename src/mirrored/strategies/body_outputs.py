@@ -10,7 +10,7 @@ _Column = Sequence[Any]
 
 
 class BodyOutputs(NamedTuple):
-    """The outputs of the traced body of a compiled run, by what they are for.
+    """The outputs of the traced body of a compiled run, grouped by purpose, such as results and assigned values.
 
     A section is a list of columns, and a column has the components of one output, one per local replica. The body
     returns all components as one flat list, in the order of the sections: `flat` builds it, and `split` finds the
@@ -32,16 +32,16 @@ class BodyOutputs(NamedTuple):
     joined: Sequence[_Column] = ()
 
     def flat(self) -> list[Any]:
-        """Returns the components of all columns in the order in which the body returns them."""
+        """Returns all outputs of all local replicas as one list, in the order in which the traced body returns them."""
         return [component for section in self for column in section for component in column]
 
     def split(self, flat: Sequence[Any]) -> BodyOutputs:
-        """Splits values that correspond to `flat()`, such as the output variables of the jaxpr, into these sections."""
+        """Splits a list that is parallel to `flat()`, such as a jaxpr's output variables, into the same sections."""
         values = iter(flat)
         sections = [[[next(values) for _ in column] for column in section] for section in self]
         return BodyOutputs(*sections)
 
     @property
     def of_program(self) -> BodyOutputs:
-        """The outputs that the program of the run returns: those before the sections that only checks read."""
+        """The outputs that the compiled run returns, i.e. its results and assigned values, without those for checks."""
         return BodyOutputs(self.results, self.assigned)

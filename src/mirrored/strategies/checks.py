@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def is_given(value: object, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a replica function's result comes from outside the function, unlike an array that it computes.
+    """Returns whether a value in a replica function's result was received from outside, not computed by the function.
 
     The function received an array if the array is among its arguments, closure variables, globals and defaults, or in
     an object among these. The replica has made all other arrays. Numbers, strings and other objects count as received.

@@ -63,7 +63,7 @@ def run_compiled(
 
 @dataclasses.dataclass
 class _ResultLeaf:
-    """One leaf of the result of `run`: an array, or an object that all replicas return.
+    """One leaf of the result of a compiled `run`: an array, or a static object that all replicas return.
 
     Attributes:
         static: The object; None for an array, whose components are a column of `BodyOutputs.results`.
@@ -80,7 +80,7 @@ class _ResultLeaf:
 
 
 class _Run:
-    """One call of `run` that is added to the function that is being traced.
+    """One call of `Strategy.run` that is being added to the compiled function around it.
 
     Attributes set while the body is traced: `_out_treedef` and `_leaves` (the result), `_assigned` (the assignments)
     and `_outputs` (what the body returns for them and for the checks).
@@ -152,7 +152,7 @@ class _Run:
     def _staged(
         self, flat_body: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
     ) -> Staged:
-        """Traces the body of a device, and rewrites it for empty slots and for collectives under JAX transforms."""
+        """Traces one device's replicas; rewrites the jaxpr for empty slots and collectives under JAX transforms."""
         with within(listeners=(self._runner.store,)):
             body = stage(flat_body, shapes, axes=axes)
             equations = equations_in(body.jaxpr)
@@ -164,7 +164,7 @@ class _Run:
         return body
 
     def _refuse_components(self, body: Staged) -> None:
-        """Raises an error if replicas read or assign a variable whose components an exported program does not have."""
+        """Raises an error if an exported program's replicas use a variable that has one value per replica."""
         sources = [one.source for one in body.constants if isinstance(one, CaptureTracer)]
         used = [one.variable for one in (*sources, *self._assigned) if isinstance(one, (Captured, StagedAssignment))]
         components = [variable for variable in used if variable.per_replica]
@@ -207,7 +207,7 @@ class _Run:
         return [arrays.as_array(leaf) for leaf in self._outputs.flat()]
 
     def _leaf(self, column: Sequence[Any], is_declared: bool) -> _ResultLeaf:
-        """Returns how the components that the replicas return for one leaf become the leaf of the result."""
+        """Returns how the values that the replicas return for one pytree leaf become one leaf of the run's result."""
         if self._runner.is_shared(column) and not any(belongs_to(leaf, self._runner.base_trace) for leaf in column):
             return _ResultLeaf(static=as_array(column[0]) if is_declared else column[0])
         if not all(isinstance(leaf, _NUMBERS) and not arrays.has_host_dtype(leaf) for leaf in column):
@@ -234,13 +234,13 @@ class _Run:
     # Checks
 
     def _analysis(self, body: Staged) -> ReplicationCheck:
-        """Returns the replication check of a body, which also answers for the body with fewer outputs."""
+        """Returns the replication check of a traced body, which stays valid if outputs of the body are removed."""
         origins = [origin_of(constant) for constant in body.constants]
         origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
         return check_replication(body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None)
 
     def _check_merges(self, body: Staged, analysis: ReplicationCheck) -> None:
-        """Raises an error if arrays that merges enclose, or variables that they read, differ between replicas."""
+        """Raises an error if arrays or variables that a `merge_call` function uses may differ between replicas."""
         outputs = self._outputs.split(body.jaxpr.outvars)
         for replicas, atoms in zip(zip(*self._runner.enclosed, strict=True), outputs.enclosed, strict=True):
             if not analysis.same(atoms):
@@ -251,7 +251,7 @@ class _Run:
                 raise would_differ_error(read.variable, read.where, _how(analysis, atoms))
 
     def _check_loss_scale(self, body: Staged, analysis: ReplicationCheck) -> None:
-        """Warns if gradients that optimizers sum come from a loss of the wrong scale."""
+        """Warns if an optimizer in a compiled run sums gradients of a loss with the wrong scale."""
         if not self._outputs.gradients:
             return
         num_captured = len(body.constants)
@@ -264,7 +264,7 @@ class _Run:
             check_loss_scale(summed._replace(rows=rows), scale, analysis, self._device_assignment.num_replicas)
 
     def _check_replicated(self, body: Staged, outputs: BodyOutputs, analysis: ReplicationCheck) -> None:
-        """Raises an error if values that must be equal on all replicas may differ between them.
+        """Raises an error if assigned or returned values that must be equal on all replicas may differ.
 
         These are the values assigned to mirrored variables, and the results that `out_specs` declares. A result that is
         one object without a declaration becomes a per-replica value instead.
@@ -299,7 +299,7 @@ class _Run:
     # The result of the run
 
     def _finish(self, values: Sequence[Any]) -> Any:
-        """Stages the assigned values in the outer store, and returns the run's result."""
+        """Assigns the run's new variable values in the enclosing function's store, and returns the run's result."""
         remaining = iter(values)
         leaves = [leaf.static if not leaf.is_array else self._wrapped(leaf, next(remaining)) for leaf in self._leaves]
         if isinstance(self._outermost, FunctionStore):

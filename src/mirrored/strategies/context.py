@@ -324,7 +324,7 @@ def _all_reduction(called: str, runner: ReplicaRunner, op: ReduceOp, treedef: St
 def _columns(
     called: str, payloads: Sequence[Sequence[Any]], masks: Sequence[Sequence[bool | None]]
 ) -> list[list[Any] | None]:
-    """Collects each leaf's arrays from the local replicas, with zeros in place of None; None if all arrays are None.
+    """Collects, for each leaf, the local replicas' arrays, with zeros in place of None; None if all arrays are None.
 
     Args:
         called: What the user called, for messages.

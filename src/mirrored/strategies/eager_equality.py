@@ -1,4 +1,4 @@
-"""Compares an eager run's values: by bits between replicas of a worker, by dtype, shape or number between workers."""
+"""Compares values of an eager run: by bits between a worker's replicas, by dtype, shape or number between workers."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ class EagerRunner(ReplicaRunner):
         return value
 
     def _movable(self, components: Sequence[Any]) -> list[Any]:
-        """Uncommits components from their devices, for use outside the run; converts a repeated object only once."""
+        """Makes arrays uncommitted (bound to no device) for use outside the run; converts repeated arrays only once."""
         if len(self.device_assignment.devices) == 1:
             return list(components)
         found = {id(component): movable(component) for component in components}

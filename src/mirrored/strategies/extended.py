@@ -309,7 +309,7 @@ class StrategyExtended:
         return self._strategy.run(fn, args=args, kwargs=kwargs)
 
     def local_results(self, value: object) -> tuple[Any, ...]:
-        """Returns a tuple of this process's components of a distributed value, one per local replica.
+        """Returns a tuple with the values of this process's replicas in a distributed value.
 
         The same as `Strategy.experimental_local_results`.
         """

@@ -170,7 +170,7 @@ one_row_each.defvjp(
 
 
 def unstack_unfused(arrays: Sequence[jax.Array]) -> list[list[Any]]:
-    """Splits stacked arrays into the replicas' components, so that XLA fuses neither the split nor its derivative.
+    """Splits stacked arrays into the replicas' values, so that XLA fuses neither the split nor its derivative.
 
     The backward pass stacks the cotangents behind a fusion boundary too.
     """
@@ -192,7 +192,7 @@ _unstack.defvjp(
 
 
 def announced_components(variable: Variable, stacked: jax.Array) -> Any:
-    """Notifies tapes that a sync-on-read variable is read, and returns the stacked components of all replicas.
+    """Notifies tapes that a sync-on-read variable is read, and returns the stacked values of all replicas.
 
     Like `component_reads.announced_components`, but the strategy's algorithm sums the components' cotangents.
     """

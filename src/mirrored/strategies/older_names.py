@@ -23,7 +23,7 @@ class OlderNames(abc.ABC):
 
     @abc.abstractmethod
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
-        """Returns a tuple of this process's components of a distributed value, one per local replica."""
+        """Returns a tuple with the values of this process's replicas in a distributed value."""
 
     def group(self, value: object, name: str | None = None) -> None:
         """Does nothing: assignments need not be grouped into one operation, unlike in TensorFlow 1.
@@ -35,7 +35,7 @@ class OlderNames(abc.ABC):
         del value, name
 
     def unwrap(self, value: object) -> tuple[Any, ...]:
-        """Returns the components of a distributed value, exactly like `experimental_local_results`."""
+        """Returns the values of the replicas in a distributed value, exactly like `experimental_local_results`."""
         return self.experimental_local_results(value)
 
     def make_dataset_iterator(self, dataset: object) -> Any:

@@ -76,7 +76,7 @@ class Calls:
         return list(called)
 
     def _skipped_on_host(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an ordered callback without results; skips it on the host, because XLA cannot make it conditional."""
+        """Applies an ordered callback without results, which the host skips in an empty slot, because XLA cannot."""
         function = eqn.params["callback"]
 
         def where_real(is_real: Any, *args: Any) -> Any:
@@ -136,7 +136,7 @@ class _Contained:
         return atom.val if isinstance(atom, Literal) else self._known[atom]
 
     def _read_apart(self, atom: Any) -> Any:
-        """Returns an operand of the last slot; in a padded slot, stops gradients to values from outside the slot."""
+        """Returns an operand of a device's last slot; if the slot is empty, stops gradients to values outside of it."""
         if not self._keeps_gradients or isinstance(atom, Literal) or atom in self._own:
             return self._read(atom)
         if atom not in self._apart:

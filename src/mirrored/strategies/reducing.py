@@ -1,4 +1,4 @@
-"""Implements `Strategy.reduce` and `Strategy.gather`, which combine the components of per-replica values."""
+"""Implements `Strategy.reduce` and `Strategy.gather`, which combine the replicas' values."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def as_per_replica(strategy: Strategy, leaf: Leaf, called: str) -> Any:
 
 
 def variable_components(strategy: Strategy, variable: Any) -> PerReplica:
-    """Returns a sync-on-read variable's components as a `PerReplica`, with the values assigned so far in this `run`."""
+    """Returns a sync-on-read variable's values as a `PerReplica`, including those assigned so far in this `run`."""
     here = ambient()
     if here.runner is not None and here.store is not None:
         store = here.store
@@ -275,7 +275,7 @@ def _map_components(value: PerReplica, function: Callable[..., Any]) -> PerRepli
 
 
 def _on_its_device(function: Callable[..., Any], component: Any) -> Any:
-    """Calls a function with the device of `component` as the default device, for an uncommitted component."""
+    """Applies `function` to the array `component`, with the array's device as JAX's default device."""
     if not isinstance(component, jax.Array) or isinstance(component, Tracer) or len(component.sharding.device_set) > 1:
         return function(component)
     with jax.default_device(next(iter(component.sharding.device_set))):
@@ -335,7 +335,7 @@ def _count(called: str, component: jax.Array, axes: tuple[int, ...]) -> int:
 
 
 def _addends(component: jax.Array, op: ReduceOp) -> Any:
-    """Prepares a component for addition: for a mean, converts integers and 16-bit floats to float32."""
+    """Prepares one replica's value for addition: for a mean, converts integers and 16-bit floats to float32."""
     array = as_array(component)
     return widen(floating(array)) if op is ReduceOp.MEAN else array
 
@@ -347,7 +347,7 @@ def _mean_dtype(value: PerReplica) -> Any:
 
 
 def gather_structure(strategy: Strategy, value: object, axis: int) -> Any:
-    """Concatenates the replicas' components of each leaf of a pytree."""
+    """Concatenates the replicas' values of each leaf of a pytree."""
     axis = as_axis("Strategy.gather", axis)
     leaves, treedef = structures.flatten(value, also=SparseRows)
     for leaf in leaves:
@@ -373,7 +373,7 @@ def refuse_rows(called: str, leaf: object) -> None:
 
 
 def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
-    """Concatenates the components of one per-replica value along `axis`, in replica order.
+    """Concatenates the replicas' values of one pytree leaf along `axis`, in replica order.
 
     Raises:
         ArgumentError: The components cannot be concatenated along `axis`.

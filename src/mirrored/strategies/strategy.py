@@ -127,7 +127,7 @@ class Strategy(DistributesInput, OlderNames):
         *,
         out_specs: Any = None,
     ) -> Any:
-        """Calls a function on every replica, with each replica's component of per-replica arguments.
+        """Calls a function on every replica, and passes each replica its own value of per-replica arguments.
 
         Context: cross-replica. Outside `function`, the replicas run eagerly, one after another, each on its own device.
         Inside a `function`, or if `fn` is one, a single compiled program runs on all devices at once.
@@ -292,7 +292,7 @@ class Strategy(DistributesInput, OlderNames):
 
     @restoring
     def gather(self, value: object, axis: int) -> Any:
-        """Concatenates the components of a per-replica value along `axis`, in replica order; sizes may differ.
+        """Concatenates all replicas' values along `axis`, in replica order; their sizes along `axis` may differ.
 
         Context: cross-replica, eager or compiled.
 
@@ -321,7 +321,7 @@ class Strategy(DistributesInput, OlderNames):
         return reducing.gather_structure(self, value, axis)
 
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
-        """Returns a tuple of this process's components of a distributed value, one per local replica.
+        """Returns a tuple with the values of this process's replicas in a distributed value.
 
         Context: cross-replica. The result for a structure is a tuple of structures, one for each replica, and for a
         plain value a tuple of one element. The array that `assign` of a mirrored variable returns, outside `run` and

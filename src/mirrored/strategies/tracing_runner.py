@@ -197,7 +197,7 @@ class TracingRunner(ReplicaRunner):
         return [[jnp.concatenate(list(stacked), axis) for stacked in each] for each in self.stack_each(arrays)]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """All-gathers each array's components as ``[replicas, ...]``; returns one copy per replica of this device."""
+        """All-gathers each array over replicas as ``[replicas, ...]``; returns one copy per replica of this device."""
         parts = [[jnp.asarray(component) for component in components] for components in arrays]
         return self.algorithm.stack_each(parts, self.group_info)
 
@@ -260,7 +260,7 @@ class TracingRunner(ReplicaRunner):
         return isinstance(tracer, CaptureTracer) and isinstance(tracer.source, Captured)
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
-        """Returns all replicas' components of an array (all-gather), given the components of this device's replicas."""
+        """All-gathers an array: returns all replicas' values, given those of this device's replicas."""
         parts = [jnp.asarray(component) for component in components]
         stacked = stack_isolated([parts])[0] if self.bit_identical else jnp.stack(parts)
         if len(self.device_assignment.devices) > 1:

@@ -135,7 +135,7 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def source_of(leaf: Any, called: str) -> Any:
-    """Checks and returns a source of a gradient; replaces a variable's only component by the variable.
+    """Checks and returns a source of a gradient; replaces the copy in a one-replica variable by the variable itself.
 
     Outside of `run` that is the sum of the gradients with respect to all components of a sync-on-read variable.
 

@@ -1,4 +1,4 @@
-"""Records special calls on a tape: functions with custom derivatives, functions with closures, `lax.while_loop`."""
+"""Records special calls on a tape: custom-derivative functions, functions with closures, and `lax.while_loop`."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _library_operation(
     rule: WrappedFun,
     values: list[Any],
 ) -> Operation | None:
-    """Returns the operation for a call of a JAX library function; None if the function closes over tracked values."""
+    """Returns the operation for a call of a JAX library function; None if it closes over values that a tape tracks."""
     primitive, function, _ = call
     avals = tuple([aval_of(value) for value in values])
 
@@ -190,7 +190,7 @@ def _call_unwatched(
 
 
 def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[Key]:
-    """Returns the keys of the tracked values that `function` closes over.
+    """Returns the tape's keys of the tracked values that `function` closes over.
 
     It runs the function again for this purpose only. The results are discarded.
     """
@@ -227,7 +227,7 @@ def without_embedded(
 
 
 def _untracked_object(trace: TapeTrace, value: Leaf) -> Any:
-    """Returns `value` as a new object, which this tape does not track."""
+    """Returns `value` as a new object, which the tape of `trace` does not track."""
     distinct_object = another_object(value) if trace.eager else value  # An outer tape may track the object, too.
     return distinct_object if distinct_object is not value else trace.copied(value)
 

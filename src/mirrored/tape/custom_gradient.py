@@ -104,7 +104,7 @@ def custom_gradient(function: F) -> F:
 
 
 def _without_gradient(value: Any, name: str) -> Any:
-    """Returns `value`, but makes its differentiation raise an error: the custom gradient cannot be applied."""
+    """Returns `value` such that differentiating it raises an error, because its custom gradient cannot be applied."""
 
     def refuse(_: Any) -> Any:
         raise TapeError(
@@ -282,13 +282,13 @@ def _tapes_from(innermost: TapeTrace) -> Iterator[TapeTrace]:
 
 @contextmanager
 def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]]:
-    """Runs a ``with`` block without recording, and yields for each tape the keys of the tracked values used in it."""
+    """Runs a ``with`` block without recording; yields, per tape, the keys of the tracked values that the block uses."""
     with ExitStack() as stack:
         yield {id(tape): stack.enter_context(tape.touching()) for tape in reversed(tapes)}
 
 
 class _Collector:
-    """A read listener that collects the trainable variables that are read, with the values that were returned."""
+    """A read listener that collects all trainable variables that are read, with the values that the reads return."""
 
     def __init__(self) -> None:
         self.variables: dict[int, Any] = {}
@@ -303,7 +303,7 @@ class _Collector:
         return value
 
     def keys_of(self, tape: TapeTrace) -> set[Key]:
-        """Returns the keys by which `tape` tracks the values that were read.
+        """Returns the keys by which `tape` tracks the variable values that this listener has collected.
 
         A value that several tapes track is a box within a box, so each payload is looked up, too.
         """
@@ -329,7 +329,7 @@ class _Collector:
 
 
 class _ReadVariables(Exception):
-    """Raised to end a traced call that has read variables, which is then repeated with the variables as arguments."""
+    """Raised to end a traced call that has read variables; it is then repeated with the variables as arguments."""
 
     def __init__(self, variables: list[Any]) -> None:
         super().__init__()

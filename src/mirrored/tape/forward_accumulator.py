@@ -105,7 +105,7 @@ class ForwardAccumulator:
     def jvp(
         self, primals: PyTree, unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE
     ) -> Any:
-        """Computes the directional derivatives (JVPs) of arrays that were computed in the block.
+        """Computes the directional derivatives (JVPs) of arrays that were computed in the accumulator's ``with`` block.
 
         Args:
             primals: An array or a watched variable, or a structure of them.

@@ -301,7 +301,7 @@ def target_value(target: jax.Array | ReadableVariable) -> Any:
 
 
 def _of_itself(target: Any, weight: Any, source: Any, gradient: Any) -> Any:
-    """Adds the target's derivative with respect to itself to a source's gradient if both are the same variable."""
+    """Adds the target's derivative by itself to a source's gradient if target and source are the same variable."""
     if not _is_same_variable(source, target):
         return gradient
     seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else _seed(weight)
@@ -313,7 +313,7 @@ def _is_same_variable(source: Any, target: Any) -> bool:
 
 
 def _seed(weight: jax.Array) -> Any:
-    """Returns an output gradient as the first cotangent, untracked unless a tape records the backward pass."""
+    """Returns an output gradient as the initial cotangent; unwraps it unless a tape records the backward pass."""
     return payload_of(weight) if is_eval(current_trace()) else weight
 
 
@@ -362,7 +362,7 @@ def _check_names(targets: PyTree, output_gradients: PyTree) -> None:
 
 
 def _names(structure: PyTree) -> list[tuple[Any, ...]]:
-    """Returns, for each leaf of a pytree, the keys of the dicts around it."""
+    """Returns, for each leaf of a pytree, the keys of the dicts that contain the leaf."""
     places = jax.tree_util.tree_flatten_with_path(structure, is_leaf=is_leaf)[0]
     return [tuple([one.key for one in path if isinstance(one, jax.tree_util.DictKey)]) for path, _ in places]
 

@@ -179,7 +179,7 @@ class Operation:
         return self.jitted
 
     def derived(self, function: Flat, name: str) -> Operation:
-        """Returns an operation that runs another function, with the settings of this operation."""
+        """Returns an operation for another function, with the same settings as this operation."""
         return Operation(function, name, self.custom_calls, bit_identical=self.bit_identical)
 
     def rule(self, avals: tuple[Any, ...], watched: Watched) -> Rule:
@@ -300,7 +300,7 @@ class Rule:
         return True
 
     def backward(self, present: tuple[bool, ...]) -> Backward:
-        """Returns the backward program to use if only the results marked in `present` have a cotangent."""
+        """Returns the backward program for the case that only the results marked in `present` have a cotangent."""
         found = self._backward.get(present)
         if found is None:
             with _deriving():

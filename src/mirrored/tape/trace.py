@@ -251,7 +251,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results
 
     def operate(self, name: str, left: Box, right: Operand) -> Any:
-        """Applies a binary operator such as ``+`` to a tracked array (a box) and another operand.
+        """Applies a binary operator such as ``+`` to an array that the tape tracks and another operand.
 
         Args:
             name: The operator, a key of `catalogue.OPERATORS`.
@@ -275,14 +275,14 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return self._perform_quickly(operation, (left.payload, right), (left.key,), _FIRST)
 
     def operate_alone(self, operation: Operation, box: Box) -> Any:
-        """Applies an operation with one input and one result to an array that the tape tracks (a box)."""
+        """Applies an operation with one input and one result to an array that the tape tracks."""
         recorder = self.recorder
         if not self.eager or recorder is None or self.touched is not None or box.key <= recorder.since:
             return self.apply(operation, (box,))[0]
         return self._perform_quickly(operation, (box.payload,), (box.key,), _FIRST)
 
     def negated(self, box: Box) -> Any:
-        """Returns the negative of a tracked array (a box), and records the operation."""
+        """Returns the negative of an array that the tape tracks, and records the operation."""
         return self.operate_alone(catalogue.NEGATIVE, box)
 
     def _perform_quickly(
@@ -335,13 +335,13 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return run_under(self.parent, catalogue.COPY, [value])[0]
 
     def is_concrete(self, value: object) -> bool:
-        """Returns whether `value` is a plain concrete array: neither a tape-tracked array (a box) nor a tracer."""
+        """Returns whether `value` is a plain concrete array, neither tracked by a tape nor a tracer."""
         return type(value) is Array
 
     # Operands
 
     def split_operands(self, args: Sequence[Any]) -> tuple[list[Any], list[Key], tuple[int, ...]]:
-        """Returns the operands as plain values, and the keys and positions of the tracked operands.
+        """Unwraps operands: returns their plain values, and the keys and positions of those that the tape tracks.
 
         While `touched` is set, adds the keys to it, and returns no operand as tracked.
         """

@@ -57,7 +57,7 @@ class DistributedValues(abc.ABC):
         return distributed_repr(type(self).__name__, self.values)
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks: each replica's component, and the component's device."""
+        """Returns a table for notebooks: each replica's value, and the device that holds the value."""
         if self._is_traced:
             return html.text(repr(self))
         values = self.values
@@ -183,7 +183,7 @@ class PerReplica(_NotAnArray):
     def of_components(
         cls, values: Sequence[Any], device_assignment: DeviceAssignment | None, *, is_ragged: bool = False
     ) -> PerReplica:
-        """Creates a per-replica value from components without copying them, unlike the constructor."""
+        """Creates a per-replica value from one value per replica without copying the values, unlike the constructor."""
         value = cls.__new__(cls)
         value._set(tuple(values), device_assignment, is_ragged)
         return value
@@ -206,7 +206,7 @@ class PerReplica(_NotAnArray):
 
     @property
     def is_stacked(self) -> bool:
-        """Whether the components are stored as one stacked array, which is sharded over all devices."""
+        """Whether the replicas' values are stored as one stacked array, which is sharded over all devices."""
         return self._stacked is not None
 
     @property
@@ -268,7 +268,7 @@ class PerReplica(_NotAnArray):
         return DistributedValues.__repr__(self)
 
     def stacked(self, device_assignment: DeviceAssignment) -> jax.Array:
-        """Returns the components as one array with a row per replica slot; rows of empty slots are unspecified.
+        """Returns the replicas' values as one array with a row per replica slot; rows of empty slots are unspecified.
 
         Raises:
             ValuesError: The components are not arrays, or their shapes or dtypes differ.
@@ -284,7 +284,7 @@ class PerReplica(_NotAnArray):
         return stacked
 
     def with_stacked(self, stacked: jax.Array) -> PerReplica:
-        """Returns a per-replica value on the same devices, whose components are the rows of another stacked array."""
+        """Returns a per-replica value on the same devices, which consists of the rows of another stacked array."""
         assert self._device_assignment is not None
         value = PerReplica.from_stacked(stacked, self._device_assignment, self.made_by)
         value.of_uneven_batch = self.of_uneven_batch
@@ -327,7 +327,7 @@ class LocalPerReplica(PerReplica):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components of all replicas; the first access all-gathers them."""
+        """The values of all replicas; the first access all-gathers them."""
         if self._components is None:
             self._components = tuple(self._unstack())
         return self._components

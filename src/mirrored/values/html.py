@@ -66,7 +66,7 @@ def place(value: object) -> str:
 
 
 def components(title: str, values: Sequence[Any]) -> str:
-    """Returns an HTML table of a value's components, with the replica, device, dtype, shape and elements of each."""
+    """Returns an HTML table of the replicas' values: the replica, device, dtype, shape and elements of each."""
     rows = [(replica, place(value), outline(value), short(value)) for replica, value in enumerate(values)]
     return table(title, ("replica", "device", "array", "elements"), rows)
 

@@ -31,7 +31,7 @@ def values_now(indices: jax.Array) -> HostArray | None:
 
 
 def outside(indices: jax.Array, limits: int | tuple[int, ...], called: str = "indices") -> str | None:
-    """Describes the first out-of-range index, such as ``"indices[1] = 5 is not in [0, 3)"``; None without one.
+    """Describes the first out-of-range index, as in ``"indices[1] = 5 is not in [0, 3)"``; None if all are in range.
 
     Args:
         indices: An array of any shape. If there are several limits, its last axis contains index vectors, with at most

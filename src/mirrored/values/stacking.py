@@ -218,7 +218,7 @@ def whole_rows(stacked: Any, device_assignment: DeviceAssignment) -> Any:
 
 
 def are_readable_here(components: Iterable[Leaf], stacked: Any) -> bool:
-    """Returns whether cached components of a stacked value belong to a current trace, not to one that has ended."""
+    """Returns whether cached components of a stacked value can be read here, i.e. belong to no trace that has ended."""
     return all(_is_readable_here(component, stacked) for component in components)
 
 
@@ -229,7 +229,7 @@ def _is_readable_here(component: Leaf, stacked: Any) -> bool:
 
 
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
-    """Splits a stacked array into the components of the replicas.
+    """Splits a stacked array into one array per replica.
 
     Those of this process are returned, on their devices, if these are known. They are not committed to the devices, so
     that components of different replicas can be combined.

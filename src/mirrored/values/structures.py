@@ -44,7 +44,7 @@ def map_leaves(function: Callable[[Any], Any], structure: PyTree) -> Any:
 
 
 def select(structure: PyTree, replica: int, component_of: Callable[[PerReplica, int], Any]) -> Any:
-    """Replaces each `PerReplica` and each `Mirrored` in a pytree by the component of one replica.
+    """Replaces each `PerReplica` and each `Mirrored` in a pytree by one replica's value.
 
     Args:
         structure: The pytree.
@@ -63,7 +63,7 @@ def select(structure: PyTree, replica: int, component_of: Callable[[PerReplica, 
 
 
 def transpose(results: Sequence[Any], called: str) -> tuple[list[tuple[Any, ...]], Any]:
-    """Converts the replicas' pytrees to a list with one tuple per leaf, which contains that leaf of every replica.
+    """Converts the replicas' pytrees to one list, whose entry i is the tuple of all replicas' values of leaf i.
 
     The structure is returned as well.
 

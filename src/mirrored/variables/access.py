@@ -97,7 +97,7 @@ class Assignment:
         return new if jnp.issubdtype(variable.dtype, jax.dtypes.extended) else new.astype(variable.dtype)
 
     def term(self, value: object) -> Any:
-        """Converts a replica's value to an array for aggregation, in the wider of its dtype and the variable's.
+        """Converts a replica's value to an array for aggregation, in the wider of the value's and the variable's dtype.
 
         The sum of values of a narrower dtype would overflow before it is cast to the variable's dtype.
         """
@@ -110,7 +110,7 @@ class Assignment:
 
 
 def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
-    """Returns the store of variable values of the current `run` or trace; None if the variable's storage is used.
+    """Returns the store of variable values of the current `run` or trace; None if the variable itself holds the value.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
     use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
@@ -192,7 +192,7 @@ def _transform() -> str:
 
 
 def read(variable: Variable) -> Any:
-    """Returns a variable's value in the current context: the mirrored value, one component, or the aggregate."""
+    """Returns a variable's value in the current context: the mirrored value, this replica's value, or the aggregate."""
     return _read(variable, ambient())
 
 
@@ -227,7 +227,7 @@ def _read_in_replica(variable: Variable, store: VariableStore | None, here: Ambi
 
 
 def component(variable: Variable, replica: int) -> Any:
-    """Returns one replica's component of a variable, without aggregating components."""
+    """Returns one replica's value of a variable, without aggregating over replicas."""
     here = ambient()
     store = store_of(variable, here)
     check_readable(variable, store, here)
@@ -251,7 +251,7 @@ def component(variable: Variable, replica: int) -> Any:
 
 
 def check_writable_here(variable: Variable, called: str) -> None:
-    """Raises an error like `check_writable`, for the variable store of the current context."""
+    """Calls `check_writable` for the current context: raises an error if the caller is under a JAX transform."""
     check_writable(variable, store_of(variable, ambient()), called)
 
 
@@ -405,7 +405,7 @@ def _write_alone(assignment: Assignment, value: object) -> Any:
 
 
 def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, index: int) -> Any:
-    """Assigns a variable without a strategy from one replica of an eager run, on that replica's device."""
+    """Assigns a variable that belongs to no strategy, from one replica of an eager run, on that replica's device."""
     with lock:
         new = assignment.combined(runner.component(assignment.old(), index), value)
         assignment.variable.store(uncommitted(new))

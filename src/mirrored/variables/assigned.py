@@ -1,4 +1,4 @@
-"""Records the results of assignments outside `run`, so that each replica's copy of a result can be looked up.
+"""Records the results of assignments outside `run`, to look up each replica's copy of a result later.
 
 `assign` returns one array. `Strategy.experimental_local_results` finds it here by its identity, and returns the copies.
 An array has no reference to its variable; a tape knows the arrays that it tracks (`tape.record.Recorder`), and

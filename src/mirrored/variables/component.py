@@ -79,7 +79,7 @@ class VariableComponent(VariableOperators):
 
     @property
     def component_shape(self) -> tuple[int, ...]:
-        """The shape of this replica's value, if the variable was created with an open shape (``shape=[None]``)."""
+        """The current shape of this replica's value; the declared shape may be open (``shape=[None]``)."""
         return self._variable.component_shape  # type: ignore[no-any-return]
 
     @property
@@ -112,7 +112,7 @@ class VariableComponent(VariableOperators):
     value = read_value
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Applies `convert` to the component's array, and returns the result, such as a NumPy array."""
+        """Applies `convert` to this replica's array, and returns the result, such as a NumPy array."""
         try:
             return convert(self.read_value())
         except RuntimeError:

@@ -53,7 +53,7 @@ class VariableMeta(abc.ABCMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """The signature of the constructor, for `inspect.signature` and `help`."""
+        """The signature of the variable's constructor, for `inspect.signature` and `help`."""
         first, *rest = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
         return inspect.Signature(rest)
 
@@ -202,7 +202,7 @@ def _evaluated(value: Any) -> Any:
 
 
 def _stored_value(source: Any) -> Any:
-    """Returns the stored value (the first replica's component) of the variable that a capture tracer stands for."""
+    """Returns the first replica's stored value of a variable, given as `source` or as its attribute `variable`."""
     variable = getattr(source, "variable", source)
     return variable.stored_component(0)
 

@@ -78,7 +78,7 @@ class Slice:
 
 
 def note_slice(part: jax.Array, variable: Variable, index: Any) -> jax.Array:
-    """Records which part of which variable an array was read from; returns the array."""
+    """Records that an array was read from a part of a variable by indexing; returns the array."""
     array = payload_of(part)  # a box cannot be referenced weakly
     key = id(array)
     _slices[key] = (weakref.ref(array, lambda _: _slices.pop(key, None)), Slice(variable, index))
@@ -93,7 +93,7 @@ def slice_of(part: jax.Array) -> Slice | None:
 
 
 def _check_index(index: Any, shape: tuple[int, ...], called: str) -> None:
-    """Raises an error for an integer that selects no element, because JAX drops an update at such an index."""
+    """Raises an error for an integer index that selects no element, because JAX drops an update at such an index."""
     parts = index if isinstance(index, tuple) else (index,)
     omitted = max(len(shape) - sum(map(_num_axes, parts)), 0)  # the axes that `...` stands for
     axis = 0

@@ -168,7 +168,7 @@ def refuse_callbacks(called: str) -> None:
 
 
 def attributes_of(variables: Iterable[Any]) -> list[dict[str, Any]]:
-    """Returns the `__dict__` of each variable, as `storing` requires.
+    """Returns the `__dict__` of each variable, in the form that `storing` takes.
 
     Items of a dict are read and replaced in a third of the time of attributes, which Python looks up in all base
     classes first.
@@ -240,7 +240,7 @@ def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
 
 
 def note_former(variables: Iterable[Any]) -> None:
-    """Saves the old values of variables before an assignment inside `with_storage_rollback`, which may restore them."""
+    """Saves the current values of variables, so that `with_storage_rollback` can restore them after an exception."""
     before = thread.before
     assert before is not None
     for variable in variables:
@@ -292,7 +292,7 @@ def in_turn_with_rollback(call: Callable[[], T]) -> T:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Stores assignments in a ``with`` block at once, permanently despite `with_storage_rollback` and `together`."""
+    """Stores a ``with`` block's assignments at once and permanently, despite `with_storage_rollback` or `together`."""
     before, kept_back = thread.before, thread.kept_back
     thread.before = thread.kept_back = None
     try:

@@ -1,4 +1,4 @@
-"""Defines `VariableStorage`, which holds a variable's value on the replicas' devices, and functions to place values."""
+"""Defines `VariableStorage`, which holds a variable's value on the replicas' devices, and helpers that place values."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class VariableStorage(Awaiting):
         return own
 
     def on_host(self) -> np.ndarray[Any, Any]:
-        """Returns the variable's stored array, with all components, as a new NumPy array on the host.
+        """Returns the variable's stored array, with the values of all replicas, as a new NumPy array.
 
         It does not mark the value as shared. Only a step that is dispatched during the copy has to copy the buffer.
         """
@@ -339,7 +339,7 @@ class VariableStorage(Awaiting):
         return (rows, *self.component_shape)
 
     def stored_component(self, replica: int) -> Any:
-        """Returns one replica's stored component of the variable, on that replica's device."""
+        """Returns one replica's stored copy of the variable, on that replica's device."""
         whole = self.stored()
         if self.device_assignment is None:
             return whole

@@ -1,4 +1,4 @@
-"""Sync-on-read variables in cross-replica context: a read aggregates all components, an assignment sets them."""
+"""Sync-on-read variables in cross-replica context: reads aggregate all replicas' values, assignments set them all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) -> Any:
-    """Reduces the replicas' components of a sync-on-read variable to its value in cross-replica context.
+    """Aggregates all replicas' values of a sync-on-read variable to its value in cross-replica context.
 
     Raises:
         VariableError: The variable has aggregation NONE.
@@ -69,7 +69,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
 
 
 def row_of(variable: Variable, replica: int, here: Ambient) -> int:
-    """Returns the row index of a replica's component in the variable's stacked value, in the current context.
+    """Returns the index of a replica's row in the variable's stacked value, in the current context.
 
     Raises:
         ContextError: The program runs on several workers, on which the index stands for different replicas.
@@ -90,7 +90,7 @@ def row_of(variable: Variable, replica: int, here: Ambient) -> int:
 
 
 def row_in(whole: jax.Array, variable: Variable, replica: int, here: Ambient) -> Any:
-    """Returns one replica's component of a sync-on-read variable, bit-identical, from the stacked components."""
+    """Returns one replica's value of a sync-on-read variable, bit-identical, from the stacked values."""
     row = row_of(variable, replica, here)
     if here.runner is None and variable.device_assignment is not None:
         whole = whole_rows(whole, variable.device_assignment)
@@ -98,7 +98,7 @@ def row_in(whole: jax.Array, variable: Variable, replica: int, here: Ambient) ->
 
 
 def write_components(assignment: Assignment, value: Operand, store: VariableStore | None, here: Ambient) -> None:
-    """Assigns all replicas' components of a sync-on-read variable, from a per-replica value or one value for all."""
+    """Assigns all replicas' values of a sync-on-read variable, from a per-replica value or one value for all."""
     _check_determines_all(assignment, value)
     variable = assignment.variable
     if store is not None and store.aggregates:
@@ -126,7 +126,7 @@ def write_components(assignment: Assignment, value: Operand, store: VariableStor
 
 
 def _checked(assignment: Assignment, value: object) -> Any:
-    """Checks that a single value for all components is equal on all workers, and returns the value."""
+    """Checks that a single value for all replicas is equal on all workers, and returns the value."""
     if isinstance(value, PerReplica) or not assignment.variable.device_assignment.spans_processes:
         return value
     check_same_everywhere(assignment, value)
@@ -155,7 +155,7 @@ def check_same_everywhere(assignment: Assignment, value: object) -> None:
 
 
 def _check_determines_all(assignment: Assignment, value: object) -> None:
-    """Raises an error if a single value does not determine all components of a sync-on-read variable."""
+    """Raises an error if a single value does not determine every replica's value of a sync-on-read variable."""
     aggregation = assignment.variable.aggregation
     undefined = aggregation is VariableAggregation.NONE
     cannot_add = aggregation is VariableAggregation.SUM and not assignment.replaces
@@ -172,7 +172,7 @@ def _check_determines_all(assignment: Assignment, value: object) -> None:
 
 
 def _stage_locals(assignment: Assignment, value: object, store: VariableStore, runner: ReplicaRunner) -> None:
-    """Assigns each local replica's component of a variable, in the store of variable values during a run."""
+    """Assigns each local replica's value of a variable, in the store of variable values during a run."""
     variable = assignment.variable
     for k in range(runner.num_local):
         if isinstance(value, PerReplica):
@@ -195,7 +195,7 @@ def _replica_index(runner: ReplicaRunner, local: int) -> Any:
 
 
 def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> Any:
-    """Returns the value that one replica's component gets if `value` is assigned in cross-replica context."""
+    """Returns one replica's share of a value that is assigned to a variable in cross-replica context."""
     variable = assignment.variable
     if variable.share_of is not None and assignment.replaces:
         return variable.share_of(value, replica)
@@ -211,7 +211,7 @@ def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> A
 
 
 def component_error(called: str, name: str) -> ContextError:
-    """Returns the error for replicas in a compiled run that assign a variable without per-replica components."""
+    """Returns the error for replicas of a compiled run that assign a sync-on-read variable without a strategy."""
     return ContextError(
         called,
         found=f"the replicas assign {name!r}, a sync-on-read variable with aggregation SUM that was created "

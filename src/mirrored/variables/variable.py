@@ -55,7 +55,7 @@ def _count_anew() -> None:
 
 
 class _ShapeOfValue:
-    """Descriptor of `component_shape` for variables whose shape may change: returns the current shape of one component.
+    """Descriptor of `component_shape` for variables whose shape may change: returns the current shape of one copy.
 
     All other variables have an attribute of this name, which takes precedence.
     """
@@ -253,7 +253,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
     # Reading
 
     def read_value(self) -> jax.Array:
-        """Returns the value: the mirrored array, this replica's component, or the aggregate of all components.
+        """Returns the value: the mirrored array, this replica's value, or the aggregate of all replicas' values.
 
         Context: any; inside `function` and tapes also under nested `jit`, `scan`, `cond`, `checkpoint`, `vmap`.
 
@@ -346,7 +346,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
         return announce_read(self, new) if replica is None else VariableComponent(self, replica)
 
     def update_component(self, replica: int, method: str, value: object, read_value: bool) -> Any:
-        """Assigns one replica's component; `method` is ``"assign"``, ``"assign_add"`` or ``"assign_sub"``."""
+        """Assigns the value of one replica; `method` is ``"assign"``, ``"assign_add"`` or ``"assign_sub"``."""
         announce_write((self,))
         called = f"{VariableComponent(self, replica).name}.{method}"
         assignment = access.Assignment(self, method, user_line(), called)
@@ -354,7 +354,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
         return new if read_value else None
 
     def component_value(self, replica: int) -> Any:
-        """Returns one replica's component of the variable, and notifies tapes of the read."""
+        """Returns one replica's value of the variable, and notifies tapes of the read."""
         value = access.component(self, replica)
         return announce_read(self, value if ambient().runner is not None else movable(value))
 
