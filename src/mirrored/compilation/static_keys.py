@@ -111,7 +111,7 @@ def static_key(value: Any, around: tuple[int, ...] = ()) -> tuple[Any, ...]:
 
 
 def unchanging(value: T) -> T:
-    """Returns a static argument with copies of its containers, dataclasses, namespaces and NumPy arrays.
+    """Returns a static argument with its containers, dataclasses, namespaces and NumPy arrays replaced by copies.
 
     They keep the content that they have now. All other objects are shared, because a copy of a method, a model or a
     variable would have state of its own; so are the fields of dataclasses that are not compared.

@@ -122,7 +122,7 @@ class Optimizer:
 
     @property
     def iterations(self) -> Variable:
-        """The ``i32[]`` variable that counts the updates applied so far; assign a number to resume at a step."""
+        """The ``i32[]`` variable that counts the updates applied so far; to resume at a step, assign its number."""
         if self._iterations is None:
             once(self._build_scalars)
         assert self._iterations is not None

@@ -405,7 +405,7 @@ class Slots:
             return self._rule.initial_state(stored, 0.0 if isinstance(rate, Tracer) else rate, layout)
 
     def _new_names(self, variables: Sequence[Variable]) -> list[str]:
-        """Returns the key of each variable in optax's trees; the keys are unique within this optimizer.
+        """Returns each variable's key in the dicts that are passed to optax; the keys are unique within this optimizer.
 
         Generated names are numbered per optimizer. With the numbers that the process has given them, each model would
         have trees with other keys, which JAX would trace and cache again. The leaves could also have another order

@@ -1,4 +1,4 @@
-"""Compares values of an eager run: by bits between a worker's replicas, by dtype, shape or number between workers."""
+"""Compares an eager run's values: their bits between a worker's replicas; dtype, shape or number between workers."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ class Recorder:
             self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
 
     def read_key(self, variable: ReadableVariable) -> Key:
-        """Returns the key for reads of a variable: its own or, after a differentiable assignment, the new value's."""
+        """Returns the key of a variable's reads: the variable's or, after a differentiable assignment, the value's."""
         if id(variable) not in self.reassigned:
             return self.variable_key(variable)
         _, keys = self.reassigned[id(variable)]

@@ -95,7 +95,7 @@ def regroup(
     *,
     are_shared: Callable[[Sequence[Sequence[Any]]], Iterable[bool]] = lambda columns: map(identical, columns),
 ) -> Any:
-    """Combines the replicas' pytrees into one pytree by applying `group` to their leaves at each position.
+    """Combines the replicas' pytrees into one pytree: applies `group` to the replicas' leaves at each position.
 
     A leaf that all replicas share (a variable, None, a closed-over array) is returned unchanged; `are_shared` decides,
     given each leaf's column: that leaf of every replica. `group` combines all others.
