@@ -85,7 +85,30 @@ def distribute_dataset(
             rule="a dataset can be distributed only once",
             remedy="iterate over it directly",
         )
-    source = as_source(dataset, options.batch_size, called)
+    return _distributed(strategy, as_source(dataset, options.batch_size, called), options, called)
+
+
+def distribute_own_batches(strategy: Strategy, dataset: Iterable[Any], called: str) -> DistributedDataset | None:
+    """Distributes a dataset of which each worker reads its own batches; None if all workers read the same ones.
+
+    Workers read their own batches with `AutoShardPolicy.FILE` and `OFF`.
+
+    Context: cross-replica; all workers call it.
+
+    Args:
+        strategy: The strategy whose replicas receive the batches.
+        dataset: A dataset of global batches, as for `distribute_dataset`.
+        called: What the user called, for messages.
+
+    Raises:
+        ArgumentError: The data cannot be divided among the workers.
+        StructureError: The dataset is not batched.
+    """
+    distributed = _distributed(strategy, as_source(dataset, None, called), InputOptions(), called)
+    return distributed if distributed._placer.own_batches else None
+
+
+def _distributed(strategy: Strategy, source: Source, options: InputOptions, called: str) -> DistributedDataset:
     share = _worker_share(strategy.device_assignment)
     own = None if share is None else source.of_worker(share, called)
     placer = Placer(strategy.device_assignment, options.experimental_fetch_to_device, own is not None)

@@ -28,6 +28,8 @@ TensorFlow: `tf.data.UNKNOWN_CARDINALITY`.
 class AutoShardPolicy(enum.IntEnum):
     """Enum of the ways to divide a dataset among several workers: by files, by batches, or not at all.
 
+    It applies in `experimental_distribute_dataset`, and in `fit`, `evaluate` and `predict` of Keras models.
+
     Attributes:
         OFF: Every worker reads the whole dataset, in batches sized for its own replicas.
         AUTO: Same as DATA.

@@ -13,11 +13,12 @@ from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
+import jax
 import numpy as np
 from keras import Input, Model, Sequential, callbacks, layers, optimizers, utils
 
 import mirrored as mr
-from mirrored.data import Dataset
+from mirrored.data import AutoShardPolicy, Dataset, Options
 
 strategy, folder = mr.MultiWorkerMirroredStrategy(), sys.argv[1]
 
@@ -83,33 +84,47 @@ def callbacks_that_write() -> dict[str, object]:
     return found
 
 
-def own_data(context: mr.InputContext) -> Dataset:
+def own_examples(worker: int, seed: int) -> Dataset:
     x = np.eye(24, dtype=np.float32)
     y = np.arange(1, 25, dtype=np.float32)[:, None]
-    part = slice(12 * context.input_pipeline_id, 12 * context.input_pipeline_id + 12)
-    return Dataset.from_tensor_slices((x[part], y[part])).shuffle(12, seed=3 + context.input_pipeline_id).batch(2)
+    part = slice(12 * worker, 12 * worker + 12)
+    return Dataset.from_tensor_slices((x[part], y[part])).shuffle(12, seed=seed)
 
 
-def fit_own_data(*given: callbacks.Callback) -> Any:
+def own_data(context: mr.InputContext) -> Dataset:
+    return own_examples(context.input_pipeline_id, 3 + context.input_pipeline_id).batch(2)
+
+
+def plain_own_data() -> Dataset:
+    """A dataset of global batches of which each worker reads its own."""
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
+    return own_examples(jax.process_index(), 3).batch(4).with_options(options)
+
+
+def fit_own_data(is_plain: bool, *given: callbacks.Callback) -> Any:
     utils.set_random_seed(0)
     with strategy.scope():
         model = Sequential([Input((24,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
         model.compile(optimizers.SGD(optimizers.schedules.ExponentialDecay(0.1, 1, 0.9)), "mse")
-    data = strategy.distribute_datasets_from_function(own_data)
+    data = plain_own_data() if is_plain else strategy.distribute_datasets_from_function(own_data)
     model.fit(data, epochs=3, verbose=0, callbacks=[*given])
     return model.get_weights()[0]
 
 
-def positions_of_own_data() -> dict[str, object]:
+def positions_of_own_data(is_plain: bool) -> dict[str, object]:
     backup = f"{folder}/positions"
-    whole = fit_own_data()
+    whole = fit_own_data(is_plain)
     try:
-        fit_own_data(callbacks.BackupAndRestore(backup, save_freq=3), Interrupt(steps=10))
+        fit_own_data(is_plain, callbacks.BackupAndRestore(backup, save_freq=3), Interrupt(steps=10))
     except KeyboardInterrupt:
         warnings.simplefilter("error", UserWarning)
-        resumed = fit_own_data(callbacks.BackupAndRestore(backup, save_freq=3))
+        resumed = fit_own_data(is_plain, callbacks.BackupAndRestore(backup, save_freq=3))
     return {"is the same": bool(np.array_equal(resumed, whole))}
 
 
-found = {"callbacks": callbacks_that_write(), "positions": positions_of_own_data()}
+found = {
+    "callbacks": callbacks_that_write(),
+    "positions": [positions_of_own_data(is_plain) for is_plain in (False, True)],
+}
 print("RESULT", json.dumps(found), flush=True)

@@ -219,7 +219,8 @@ def check_same(called: str, arrays: Mapping[str, HostArray]) -> None:
         arrays,
         rule="all workers read the same batches, and each trains on its own rows of them",
         remedy="call keras.utils.set_random_seed with the same seed on all workers before data is shuffled, or pass "
-        "shuffle=False; if each worker has its own data, pass a distributed dataset",
+        "shuffle=False; if each worker has its own data, pass a Dataset with AutoShardPolicy.OFF, or a "
+        "distributed dataset",
     )
 
 

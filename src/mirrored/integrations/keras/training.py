@@ -45,6 +45,7 @@ from mirrored.integrations.keras.newest import (
     newest_first,
     variables_of,
 )
+from mirrored.integrations.keras.own_data import own_or_same
 from mirrored.integrations.keras.private import Distribution, backend_distribution
 from mirrored.integrations.keras.steps import (
     BARE_ELEMENTS,
@@ -242,8 +243,9 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
         if "shuffle" in signature.parameters:
             args, kwargs = _in_order(signature.bind(self, *args, **kwargs))
         has_bare_elements = _has_bare_elements(*args[:1], **kwargs)
-        args = tuple(_fed(arg, strategy) for arg in args)
-        kwargs = {name: _fed(arg, strategy) for name, arg in kwargs.items()}
+        called = f"keras.Model.{method.__name__}"
+        args = tuple(_fed(arg, strategy, called) for arg in args)
+        kwargs = {name: _fed(arg, strategy, called) for name, arg in kwargs.items()}
         kind = _KIND_OF[method.__name__.partition("_on_")[0]]
         x = args[0] if args else kwargs.get("x")
         alone = takes_data_alone(self, kind)
@@ -331,9 +333,10 @@ def _scope_of(strategy: Strategy | None) -> Any:
     return nullcontext() if strategy is None else strategy.scope()
 
 
-def _fed(argument: object, strategy: Strategy | None) -> Any:
+def _fed(argument: object, strategy: Strategy | None, called: str) -> Any:
     if _is_dataset(argument):
-        return KerasBatches(cast("Dataset | DistributedDataset", argument))
+        dataset = cast("Dataset | DistributedDataset", argument)
+        return KerasBatches(own_or_same(dataset, strategy, called))
     if isinstance(argument, types.GeneratorType) and strategy is not None:
         # Copied: Keras prefetches the first batches, and the generator may reuse their buffers.
         return (tree_map(owned, batch) for batch in argument)
