@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # what `__getattr__` loads: type checkers know these names an
 
 
 def _lazily(module: str, name: str) -> Callable[..., Any]:
-    """Returns a function that calls the function `name` of a module, and imports the module at its first call."""
+    """Returns a wrapper of a module's function `name`; the module is imported only when the wrapper is called."""
     return lambda *args: getattr(importlib.import_module(module), name)(*args)
 
 
@@ -99,7 +99,7 @@ _LAZY = {
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
 
     def __getattr__(name: str) -> Any:
-        """Imports a name when it is first accessed; the first core name imports all core names together."""
+        """Imports a public name when it is first accessed; all names of the module `_core` are imported together."""
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")
         if name == "__version__":
@@ -114,7 +114,7 @@ if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every na
 
 
 class _Package(types.ModuleType):
-    """The module type of `mirrored`: an imported submodule does not replace a public name that is not a module."""
+    """The module type of `mirrored`, in which no submodule can replace a public function or class of the same name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _MODULES and name in __all__ and isinstance(value, types.ModuleType):

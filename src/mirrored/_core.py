@@ -1,4 +1,4 @@
-"""The core names of the `mirrored` package, imported together when one of the names is first accessed.
+"""The main names of `mirrored` (strategies, tapes, variables, ...), imported together when one is first accessed.
 
 No import is deferred further, because a module that is imported while JAX traces would keep tracers in its globals.
 """

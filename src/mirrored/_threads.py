@@ -49,7 +49,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 class Claim:
-    """A flag that a new thread claims to start its work, or its creator to cancel the work; the first claim wins."""
+    """A flag that only one thread can claim: either a new thread, to start its work, or its creator, to cancel it."""
 
     def __init__(self) -> None:
         self._taken: dict[None, str] = {}

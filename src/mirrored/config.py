@@ -68,7 +68,7 @@ def virtual_kind() -> str:
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Sets whether functions compiled with `function` run as plain Python instead, for debugging.
+    """Sets whether functions decorated with `mirrored.function` run uncompiled, as plain Python, for debugging.
 
     Context: any.
 
@@ -85,7 +85,7 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
 
 
 def functions_run_eagerly() -> bool:
-    """Returns whether functions compiled with `function` run as plain Python instead, for debugging.
+    """Returns whether functions decorated with `mirrored.function` run uncompiled, as plain Python, for debugging.
 
     Example:
         >>> import mirrored as mr

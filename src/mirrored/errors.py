@@ -65,7 +65,7 @@ class MirroredError(Exception):
         super().__init__(f"{called}: {found}\n  rule:   {rule}\n  remedy: {remedy}" if found else called)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickles the called function, finding, rule and remedy, so that an unpickled error has them as attributes."""
+        """Pickles `called`, `found`, `rule` and `remedy`, so that an unpickled error has these attributes."""
         return _rebuild, (type(self), self.called, self.found, self.rule, self.remedy)
 
 
@@ -122,7 +122,7 @@ class LostStateError(VariableError, RuntimeError):
 
 
 class TransformError(MirroredError, TypeError):
-    """Error raised when a variable was read or assigned under a JAX transform that cannot capture it."""
+    """Error raised when a variable or `Strategy.run` was used under a JAX transform in which it is not supported."""
 
 
 class TapeError(MirroredError, RuntimeError):
@@ -130,7 +130,7 @@ class TapeError(MirroredError, RuntimeError):
 
 
 class ValuesError(MirroredError, TypeError, ValueError):
-    """Error raised when a per-replica value was used as if it were one array, or with another strategy's replicas."""
+    """Error raised when a per-replica value was used as if it were one array, or was passed to another strategy."""
 
 
 class InputError(MirroredError, RuntimeError):

@@ -232,13 +232,13 @@ class GradientAccumulator:
         together(assign)
 
     def _weighted(self, gradient: jax.Array, count: jax.Array) -> jax.Array:
-        """Converts the gradient of a mean of losses to that of their sum; returns the gradient of a sum unchanged."""
+        """Multiplies the gradient of a mean loss by the number of examples; returns the gradient of a sum unchanged."""
         if self._reduction != "mean":
             return gradient
         return jnp.where(count == 0, jnp.zeros_like(gradient), gradient * count.astype(gradient.dtype))
 
     def result(self) -> list[jax.Array]:
-        """Returns the gradients of the mean loss over all accumulated examples, by a single all-reduce.
+        """Returns the gradients of the mean loss over all accumulated examples, computed with a single all-reduce.
 
         The list has the order of the variables, and for a dict that of its keys.
 
@@ -336,7 +336,7 @@ class GradientAccumulator:
 
 
 def _sources(tree: PyTree) -> tuple[list[tuple[str, bool]], list[Variable]]:
-    """Returns the path of each leaf of a tree, whether the leaf is a variable to use, and these variables."""
+    """Returns each leaf's path and whether the leaf is a variable with a gradient, and the list of such variables."""
     paths, leaves = _flattened(tree)
     is_model = not isinstance(tree, list | tuple)
     used = [isinstance(leaf, Variable) and (leaf.trainable or not is_model) for leaf in leaves]

@@ -23,7 +23,7 @@ from mirrored.values.distributed_values import PerReplica
 
 
 def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | PerReplica | None = None) -> jax.Array:
-    """Returns this replica's part of the mean loss over all examples of all replicas.
+    """Returns this replica's part of the global batch's mean loss; the parts of all replicas add up to the mean.
 
     The sum of all replicas' parts is the mean, even if per-replica batches differ in size, are empty or are
     padded. No gradient flows through the divisor. A mean over no examples is 0.

@@ -71,7 +71,7 @@ class Progress(Generic[T]):
         self._pending.append({name: _number(name, value) for name, value in values.items()})
 
     def _newest(self) -> str:
-        """Returns the text of the newest values that have been computed; it does not wait for newer ones."""
+        """Returns the text of the newest values that the devices have computed, without waiting for newer values."""
         while self._pending and all(_is_ready(value) for value in self._pending[0].values()):
             shown = {name: value for name, value in self._pending.popleft().items() if not _is_deleted(value)}
             self._text = "".join(f", {name} {np.asarray(value).item():.4g}" for name, value in shown.items())
@@ -112,7 +112,7 @@ class Progress(Generic[T]):
                 bar.update(task, completed=steps, rate=rate, values=self._newest())
 
     def _with_lines(self) -> Iterator[T]:
-        """Prints a line every 10 seconds and at the end, for logs."""
+        """Iterates over the dataset, and prints a line every 10 seconds and at the end instead of a bar, for logs."""
         steps, last = 0, time.perf_counter()
         try:
             for element in self._dataset:

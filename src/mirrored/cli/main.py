@@ -21,7 +21,7 @@ NEEDED: Final = {"doctor": "mirrored.launcher", "plan": "mirrored.perf_model", "
 
 
 class _Group(click.Group):
-    """A command group that prints mirrored's errors without a traceback, and omits commands of missing packages."""
+    """A command group that prints mirrored's errors without a traceback, and hides commands that cannot be imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if _is_present(name)]
@@ -48,7 +48,7 @@ def _is_present(command: str) -> bool:
 
 
 def _examples(*lines: str) -> str:
-    """Returns the end of a command's help text: one example per line, which click does not wrap."""
+    """Formats the examples at the end of a command's help text, one per line, so that click does not join the lines."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""The options that several commands have, so that they have one name, one type and one help text."""
+"""The command line options that several subcommands share, defined once with their name, type and help text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def job_options(command: Command) -> Command:
 
 
 def placed(job: Job) -> Job:
-    """Returns the job with the machines that a scheduler such as Slurm gives, unless options name the machines.
+    """Sets a job's machines as given by a scheduler such as Slurm, if the command line does not; returns the new job.
 
     Raises:
         AllocationError: The scheduler has started several launchers, and ``--nodes 1`` was given or nothing says how to

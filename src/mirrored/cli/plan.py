@@ -117,7 +117,7 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 
 def _print_last(text: str) -> None:
-    """Prints a text, then redirects standard output to standard error unless `sys.stdout` has been replaced."""
+    """Prints a text on standard output, and redirects all later output to stderr unless `sys.stdout` was replaced."""
     print(text, flush=True)
     if sys.stdout is sys.__stdout__:
         _point_stdout_to_stderr()
@@ -233,7 +233,7 @@ def _ms(seconds: float) -> str:
 
 
 def _network(bandwidth: str | None, latency: str | None) -> Network | None:
-    """Returns a `Network`, with a default for one omitted argument; returns None if both are omitted."""
+    """Parses a network's bandwidth and latency, with a default if one is None; returns None if both are None."""
     if bandwidth is None and latency is None:
         return None
     return Network(
@@ -273,7 +273,7 @@ def _latency(text: str) -> float:
 
 
 def _number(found: re.Match[str] | None) -> float | None:
-    """Converts the first group of a regex match to a finite number; returns None for ``1.2.3`` or ``1e999``."""
+    """Converts the first group of a regex match to a float; returns None if there is no match or no finite number."""
     with contextlib.suppress(ValueError):
         if found is not None and math.isfinite(float(found[1])):
             return float(found[1])

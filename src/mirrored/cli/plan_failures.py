@@ -100,7 +100,7 @@ class FailurePlan:
 
 
 def plan_failures(plan: ScalingPlan, observation: DetectedStep, options: FailureOptions) -> FailurePlan:
-    """Measures the costs that `options` does not give, and predicts the goodput for each replica count of a plan."""
+    """Measures the failure costs that `options` lacks, and predicts the goodput for each replica count of a plan."""
     costs = _with_given(measure_failure_costs(observation, plan.state_bytes), options)
     return FailurePlan(options, costs, tuple(_predict(one, options, costs) for one in plan.predictions))
 
@@ -129,7 +129,7 @@ def _predict(one: Prediction, options: FailureOptions, costs: FailureCosts) -> t
 
 
 def failures_as_data(plan: FailurePlan, at: int) -> dict[str, Any]:
-    """Converts the goodput for the prediction at index `at` of a plan to JSON-serializable data."""
+    """Converts the goodput predicted for the plan's replica count at index `at` to JSON-serializable data."""
     return {
         "failure_every_seconds": plan.options.failure_every,
         "costs": dataclasses.asdict(plan.costs),

@@ -1,4 +1,4 @@
-"""Restarts all workers of `mirrored run --elastic` together, for a program without an elastic training function."""
+"""Makes `mirrored run --elastic` restart all workers after a failure if the program does not use `elastic.run`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class _Program:
 
 
 def declare_elastic() -> None:
-    """Records, on behalf of `mirrored.elastic.run`, that the program has an elastic training function."""
+    """Records that the program has a training function that is decorated with `mirrored.elastic.run`."""
     _Program.is_elastic = True
 
 
 def join_as_restartable(called: str) -> None:
-    """Makes an elastic job restart all workers after a failure, for a program without an elastic training function.
+    """Asks the launcher of an elastic job to restart all workers after a failure, as without ``--elastic``.
 
     The launcher then treats the job as without ``--elastic``. Does nothing outside of `mirrored run --elastic`, or when
     called in an elastic training function.

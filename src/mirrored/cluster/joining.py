@@ -181,7 +181,7 @@ def _interface(coordinator: str) -> str:
 
 
 def _end_if_held(joining: threading.Lock, process: Process, seconds: float) -> None:
-    """Ends this process if joining the job takes too long; waits in a thread for release of the lock `joining`.
+    """Waits until the lock `joining` is released, i.e. this process has joined its job; ends the process on timeout.
 
     JAX would abort the process without a message if a worker is lost between the two rendezvous. A lock tells the
     end of the second one, because a ``with`` block releases its lock even if an exception interrupts it.

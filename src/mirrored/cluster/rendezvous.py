@@ -226,7 +226,7 @@ class _Guest:
             raise unreachable_error(address, seconds, error) from error
 
     def _attend(self, channel: Channel, taking_part: threading.Lock) -> None:
-        """Starts a thread that reports if worker 0 is silent, and closes the channel when the rendezvous ends.
+        """Starts a thread that prints a message while worker 0 is silent, and closes `channel` after the rendezvous.
 
         It also closes the channel some seconds after the timeout, so that a read from a silent worker 0 ends. A lock
         tells it the end, because a ``with`` block releases its lock even if an exception interrupts it.

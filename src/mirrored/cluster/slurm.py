@@ -218,7 +218,7 @@ def _place_on_node() -> int | None:
 
 
 def _named_gpus() -> list[str] | None:
-    """Returns the GPUs in CUDA_VISIBLE_DEVICES, such as those that Slurm has assigned; None if it is not set."""
+    """Returns the GPUs listed in CUDA_VISIBLE_DEVICES, which Slurm may set; None if the variable is not set."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if named is None else gpus_in(named)
 

@@ -186,7 +186,7 @@ def normalize_cluster_spec(cluster_spec: Mapping[str, Tasks] | ClusterSpec) -> C
 def is_chief(
     cluster_spec: Mapping[str, Tasks] | ClusterSpec, task_type: str | None = None, task_id: int | None = None
 ) -> bool:
-    """Returns whether a task is the chief, i.e. the task of type "chief" or else worker 0; True for every evaluator.
+    """Returns whether a task is the chief (worker 0 if no task has type "chief"); True for every evaluator.
 
     Raises:
         ClusterError: There is no such task.

@@ -1,4 +1,4 @@
-"""Copies of the newest snapshot in shared memory, from which restarted processes of an elastic job continue.
+"""Copies a job's newest snapshot to shared memory, from which the processes of an elastic job continue after a restart.
 
 Only a job whose processes restart after a failure writes copies (``MIRRORED_ELASTIC_RECOVERY=restart``, or collectives
 that cannot be aborted); its worker of rank 0 writes them. Otherwise the surviving workers' own snapshots suffice.
@@ -33,7 +33,7 @@ _MOST_BYTES_PER_CALL: Final = 1 << 30
 
 
 def create() -> tuple[int, ...]:
-    """Creates shared memory for snapshot copies; returns its file descriptors, or () without `os.memfd_create`."""
+    """Creates shared memory for snapshots; returns its file descriptors, or () if Python lacks `os.memfd_create`."""
     if not hasattr(os, "memfd_create"):
         return ()
     return tuple(os.memfd_create("mirrored-copy") for _ in range(PLACES))
@@ -50,7 +50,7 @@ def why_restart(num_workers: int) -> str | None:
 
 
 class SharedCopies:
-    """The snapshot copies of a job, in the machine's shared memory; one process at a time writes to the copies.
+    """Copies of a job's two newest snapshots, in the machine's shared memory; only one process at a time writes.
 
     Args:
         descriptors: The file descriptors of the memory.
@@ -63,7 +63,7 @@ class SharedCopies:
 
     @classmethod
     def of_job(cls) -> SharedCopies:
-        """Returns a `SharedCopies` of this process's job, without any copies if the job has no shared memory."""
+        """Returns the `SharedCopies` of this process's job; it stores nothing if the job has no shared memory."""
         return cls(COPY_FDS.read())
 
     def write(self, step: int, manifest: Manifest) -> None:

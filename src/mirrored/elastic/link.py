@@ -26,7 +26,7 @@ _PROBE_SLEEP_SECONDS: Final = 0.01
 
 
 class WorkersChanged(BaseException):
-    """Interrupts the training function of an elastic job when a worker is lost or joins; the function is called again.
+    """Exception that interrupts an elastic training function when a worker is lost or joins; `run` calls it again.
 
     It is not an `Exception`, so an ``except Exception`` in the program does not catch it.
 
@@ -40,7 +40,7 @@ class WorkersChanged(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """This worker's role in a membership epoch (a period with fixed workers): rank, addresses, snapshot to load.
+    """This worker's role in a membership epoch (a fixed set of workers): rank, addresses, and snapshot to load.
 
     Attributes:
         epoch: The number of the epoch.
@@ -63,12 +63,12 @@ class Place:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers of the membership epoch."""
+        """The number of workers in the membership epoch, i.e. until the set of workers changes again."""
         return len(self.addresses)
 
 
 class Link:
-    """The connection of this worker to its launcher, which decides which workers form each membership epoch.
+    """The connection of this worker to its launcher, which decides which workers train together at any time.
 
     One thread receives the launcher's commands, one sends heartbeats. When this worker must leave its epoch, a third
     thread shuts down the connections of Gloo repeatedly until the main thread has left the epoch, so that every wait of
@@ -105,7 +105,7 @@ class Link:
     # Messages of the main thread
 
     def arrive(self, snapshots: Sequence[int], description: Mapping[str, str] | None = None) -> Place:
-        """Tells the launcher that this worker is ready, and waits until assigned to a membership epoch.
+        """Tells the launcher that this worker is ready, and waits for its role in the next set of workers.
 
         Args:
             snapshots: The steps of the snapshots that this worker has.
@@ -131,13 +131,13 @@ class Link:
             return here
 
     def joined(self) -> None:
-        """Records that this worker has joined its membership epoch; sends its collectives' port to the launcher."""
+        """Records that this worker has joined its membership epoch; sends the port for collectives to the launcher."""
         self._is_joining = False
         if self.sockets.own is not None:
             self._send(kind="port", port=self.sockets.own)
 
     def hold(self, epoch: int) -> Callable[[], None]:
-        """Records that abandoned work still uses the coordination service of a membership epoch.
+        """Records that a thread of this worker still uses the coordination service of an earlier membership epoch.
 
         The next `arrive` tells the launcher.
 
@@ -164,7 +164,7 @@ class Link:
         self._send(kind="snapshot", step=step)
 
     def report_first_step(self) -> None:
-        """Tells the launcher that the first step of this membership epoch has ended, and how long each phase took."""
+        """Tells the launcher that the first step after a membership change has ended, and how long each phase took."""
         phases, programs = self.phases.end()
         self._send(kind="stepped", phases=phases, programs=programs)
 
@@ -181,12 +181,12 @@ class Link:
                 raise WorkersChanged
 
     def check(self) -> None:
-        """Raises WorkersChanged if this worker must leave its membership epoch."""
+        """Raises WorkersChanged if this worker must stop training, because the set of workers changes."""
         if self._must_leave:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits, after an exception, for a command to leave the membership epoch; returns whether the command arrives.
+        """After an exception, waits for the launcher's command to leave the membership epoch; returns whether it came.
 
         Args:
             seconds: How long to wait.
@@ -224,7 +224,7 @@ class Link:
             self._changed.notify_all()
 
     def _beat(self) -> None:
-        """Sends heartbeats, with the times of two probes that show whether this process runs at its usual speed."""
+        """Sends heartbeats with the times of a short computation and short sleeps, which reveal a slow process."""
         data = bytes(_PROBE_BYTES)
         while True:
             began = time.perf_counter()

@@ -60,7 +60,7 @@ class Begin:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """Command: the worker returns to the program, because the training function has returned on all members."""
+    """Command: the worker's `elastic.run` call returns, because the training function has returned on all workers."""
 
     worker: WorkerKey
 
@@ -200,12 +200,12 @@ class Membership:
         return [End(one) for one in sorted(self._alive)]
 
     def _is_current(self, worker: WorkerKey, epoch: int) -> bool:
-        """Returns whether a message comes from a member of the running membership epoch, not from an earlier one."""
+        """Returns whether a message is from a member of the current membership epoch, and about this epoch."""
         is_newest = self.epoch is not None and self.epoch.number == epoch
         return is_newest and self.is_running and not self.has_ended and worker in self._alive
 
     def _failed(self) -> list[Command]:
-        """Counts a failure, at most once per membership epoch, and makes the other members leave the epoch.
+        """Counts a failure, at most once per membership epoch; returns commands that end the epoch or the whole job.
 
         One lost worker causes several events: the collectives of the others fail, and the launcher notices the end of
         the process, in any order. Further workers may be lost until the next epoch begins. All of that is one failure.

@@ -1,4 +1,4 @@
-"""Measures how long each phase of a change of workers takes on one worker, for the launcher's log of events."""
+"""Measures how long each phase of a membership change takes on one worker, for the launcher's log of events."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Session:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers in the job now, or that TF_CONFIG specifies before the job is formed.
+        """The current number of workers; before the job is formed, the number of workers in TF_CONFIG.
 
         Before the strategy of a job is created, TF_CONFIG tells it, which `mirrored run` sets.
         """
@@ -164,7 +164,7 @@ class Session:
         return importlib.import_module("mirrored.integrations.keras.elastic_fit").FitCallback(self)
 
     def _snapshot(self) -> float:
-        """Starts a snapshot of the state, and returns for how many seconds snapshots delay training."""
+        """Starts a snapshot of the state, and returns an estimate of how many seconds a snapshot delays training."""
         if self._snapshots is None or self._checkpoint is None:
             return 0.0
         began = time.perf_counter()
@@ -270,7 +270,7 @@ class _Running:
 
 
 def _link_of(channel: LauncherChannel) -> Link:
-    """Returns this process's link to the other workers, over the connection to its launcher."""
+    """Returns this process's `Link` to the launcher, which is created in the first call."""
     if _Running.link is None:
         _Running.link = Link(channel, HEARTBEAT_SECONDS.read())
     return _Running.link

@@ -1,4 +1,4 @@
-"""The snapshots of a worker: copies of the newest states in host memory, and their broadcast to workers that join."""
+"""A worker's snapshots: copies of the training state in host memory, which are broadcast to workers that join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main loop of a worker in an elastic job, which trains in membership epochs: periods with fixed workers."""
+"""The main loop of an elastic job's worker; within one membership epoch, the set of workers does not change."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Worker:
         self._link.report_snapshot(step)
 
     def _is_due_to_change(self, _: Exception) -> bool:
-        """Returns whether a failed snapshot is due to a change of workers; runs in a background thread."""
+        """Returns whether a snapshot failed because the set of workers changes; runs in a background thread."""
         return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=False)
 
     # Joining
@@ -119,7 +119,7 @@ class Worker:
     # Leaving
 
     def _is_change(self, error: BaseException) -> bool:
-        """Returns whether an exception is caused by a change of the workers, not by the program."""
+        """Returns whether an exception is caused by a change of the set of workers, not by the program."""
         if isinstance(error, WorkersChanged):
             return True
         if not isinstance(error, Exception):
@@ -130,7 +130,7 @@ class Worker:
         return self._link.suspect(_NEWS_SECONDS, tell=False)
 
     def _leave(self, place: Place) -> None:
-        """Frees the membership epoch's threads, arrays, programs, backends and coordination service client."""
+        """Frees a membership epoch's resources: threads, arrays, programs, backends and coordination client."""
         joining, self._joining = self._joining, None
         if joining is not None:
             joining.abandon()
@@ -157,7 +157,7 @@ def _is_of_collective(error: BaseException) -> bool:
 
 
 def _name_deleted(error: BaseException, place: Place) -> None:
-    """Adds an explanation to the error for an array that was created in an earlier membership epoch."""
+    """Adds a note to JAX's error for a deleted array: the array was created before the workers changed."""
     if place.epoch > 1 and isinstance(error, RuntimeError) and _DELETED in str(error):
         error.add_note(
             f"mirrored: the array was created before the workers changed (this is epoch {place.epoch}); arrays of JAX "

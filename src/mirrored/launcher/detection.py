@@ -22,7 +22,7 @@ _DETECTION_SECONDS: Final = 60
 
 @dataclasses.dataclass(frozen=True)
 class MachinePlace:
-    """A scheduler's description of a job: number of machines, this machine's index, coordinator address.
+    """This machine's index in a job, the number of machines and the coordinator's address, as given by a scheduler.
 
     Attributes:
         scheduler: The scheduler's name.
@@ -50,7 +50,7 @@ def detect(environment: Mapping[str, str], hostname: str | None = None) -> Machi
 
 
 def _in_slurm(environment: Mapping[str, str]) -> MachinePlace | None:
-    """Returns this machine's place in a Slurm job if `srun` has started the launcher; otherwise None."""
+    """Returns this machine's place (index, count, coordinator) if `srun` started several launchers; otherwise None."""
     tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
     rank, hosts = environment.get("SLURM_PROCID"), environment.get("SLURM_STEP_NODELIST")
     if not (tasks and rank and hosts):
@@ -64,7 +64,7 @@ def _in_slurm(environment: Mapping[str, str]) -> MachinePlace | None:
 
 
 def _in_kubernetes(environment: Mapping[str, str], hostname: str) -> MachinePlace | None:
-    """Returns this machine's place in a Kubernetes indexed job, in which pod i of the job "train" is train-i."""
+    """Returns this pod's place (index, count, coordinator) in a Kubernetes indexed job of several pods, else None."""
     index = environment.get("JOB_COMPLETION_INDEX")
     if not environment.get("KUBERNETES_SERVICE_HOST") or index is None:
         return None
@@ -97,7 +97,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _in_mpi(environment: Mapping[str, str]) -> MachinePlace | None:
-    """Returns this machine's place in an MPI job if `mpirun` has started the launcher; otherwise None.
+    """Returns this machine's place (index, count, coordinator) if `mpirun` started several launchers; otherwise None.
 
     Open MPI 4 gives an address for the rendezvous; other MPI libraries give only the number of processes.
     """

@@ -149,7 +149,7 @@ class ElasticSupervisor(Supervisor):
         return None
 
     def _refusal(self, member: Member, message: dict[str, Any]) -> str | None:
-        """Returns how a new worker differs from the others, so that it cannot join; None if it can join."""
+        """Returns the difference from other workers that prevents a new worker from joining; None if it can join."""
         own = message.get("description")
         if own is None:
             return None
@@ -240,7 +240,7 @@ class ElasticSupervisor(Supervisor):
             )
 
     def _record_joining(self, commands: list[Command]) -> list[Command]:
-        """Records which workers join the job, if `commands` make the current members leave their epoch."""
+        """If there are commands, records the joining workers as the cause of the change; returns the commands."""
         if commands:
             indices = ", ".join(str(key[0]) for key in self._membership.joining)
             self._record_cause(f"worker{'s' * (', ' in indices)} {indices} join{'s' * (', ' not in indices)}")
@@ -321,7 +321,7 @@ class ElasticSupervisor(Supervisor):
     # Failures
 
     def _failed_program(self, asking: list[Worker]) -> Failure | None:
-        """Returns the failure that a worker's program has caused, if any; kills workers that have only lost a peer."""
+        """Returns the failure of a worker's program, if any; kills workers that fail only because another was lost."""
         for worker in asking:
             if worker.failing is not None and worker.failing[0] == LOST_PEER and not self._membership.has_ended:
                 worker.let_go()
@@ -392,22 +392,22 @@ class ElasticSupervisor(Supervisor):
         return failure or self._execute(self._membership.lost(key))
 
     def _give_up(self, index: int, how: str, code: int | None) -> Failure | None:
-        """Stops replacing a worker; ends the job if too few workers are left."""
+        """Stops replacing a worker; returns the job's failure if too few workers are left, otherwise None."""
         self._output.say(f"worker {index} {how} {STILLBORN_LIMIT} times before it could join; it is not replaced again")
         return self._failure_without(f"worker {index} {how}", shell_code(code or 1))
 
     def _failure_without(self, reason: str, code: int) -> Failure | None:
-        """Returns the failure of the job if the workers that are left are too few; None otherwise."""
+        """Returns a `Failure` if too few workers are left to continue the job; None otherwise."""
         arrived = sum(one.has_arrived for one in self._members.values())
         fewest = self._job.workers if self._needs_all() else self._job.min_workers
         return Failure(reason, code) if arrived < fewest else None
 
     def _needs_all(self) -> bool:
-        """Returns whether the next membership epoch needs all workers: if it is the first or restarts all processes."""
+        """Returns whether training can begin only with all workers: at the first start, or if all processes restart."""
         return self._membership.epoch is None or self._restart_reason is not None
 
     def _kill_silent(self) -> Failure | None:
-        """Kills workers that are stopped, or late in leaving or joining an epoch, so that they cannot resume later."""
+        """Kills workers that send no heartbeat, or leave or join an epoch too late, so that they cannot resume."""
         # While an epoch runs, no worker waits for others, and `missing` has no meaning.
         is_incomplete = not self._membership.is_running and self._membership.missing > 0
         is_awaited = is_incomplete and any(one.has_arrived for one in self._members.values())

@@ -203,7 +203,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 
 
 def has_cuda_plugin() -> bool:
-    """Returns whether JAX will find a CUDA plugin; searches the same packages and entry points without starting JAX."""
+    """Returns whether JAX will find a CUDA plugin, by searching as JAX does but without starting JAX."""
     found = importlib.util.find_spec("jax_plugins")
     folders = [] if found is None else found.submodule_search_locations or []
     names = [one.name for one in pkgutil.iter_modules(folders)]

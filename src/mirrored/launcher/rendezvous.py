@@ -151,7 +151,7 @@ class Hub:
         return None
 
     def _stop(self, reason: str) -> None:
-        """Makes all launchers end their workers; each must identify itself again before the next start."""
+        """Makes all launchers end their workers; every launcher must identify itself again before the job restarts."""
         self._started = False
         here, self._here = self._here, {}
         for _, channel in here.values():
@@ -300,7 +300,7 @@ class LauncherRendezvous(Coordination):
             channel.close()
 
     def _addresses(self, machines: list[dict[str, Any]]) -> list[str]:
-        """Returns all workers' addresses, with hosts as seen by machine 0, and the coordinator's host for machine 0."""
+        """Returns the addresses of all workers: each machine's host as seen by machine 0, and each worker's port."""
         hosts = [self._host if rank == 0 else str(machine["host"]) for rank, machine in enumerate(machines)]
         named = [f"[{host}]" if ":" in host else host for host in hosts]
         return [f"{host}:{port}" for host, machine in zip(named, machines, strict=True) for port in machine["ports"]]

@@ -33,7 +33,7 @@ class Replacements:
         return self._stillborn[index] >= STILLBORN_LIMIT
 
     def give_up(self, index: int) -> None:
-        """Marks a worker for which no more processes are started."""
+        """Marks a worker, so that no more processes are started to replace it."""
         self._stillborn[index] = STILLBORN_LIMIT
 
     def to_start(self, members: dict[int, Member], fewest: int, most: int) -> list[int]:

@@ -126,7 +126,7 @@ class Supervisor:
         return self._interruption(elsewhere)
 
     def _interruption(self, reason: str) -> Failure:
-        """Returns the failure of a job that a signal has ended while the launcher waited for other machines."""
+        """Creates the `Failure` for a job that a signal has ended while the launcher waited for other machines."""
         if self._signals[0] != signal.SIGTERM:
             return Failure(reason, _INTERRUPTED)
         self._terminated_at = time.monotonic()  # so that nothing restarts

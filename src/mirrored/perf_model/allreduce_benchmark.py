@@ -74,13 +74,13 @@ def benchmark_allreduce(devices: Sequence[jax.Device], payload_bytes: int, array
 
 
 def _added(mesh: Mesh, sizes: Sequence[int]) -> float:
-    """Returns the seconds by which all-reduces of arrays of this size prolong a program."""
+    """Returns how many seconds longer a program takes if it also all-reduces arrays of the given sizes."""
     with_sum, without = (timed(_program(mesh, sizes, exchanges)).seconds for exchanges in (True, False))
     return max(with_sum - without, 1e-7)
 
 
 def _program(mesh: Mesh, sizes: Sequence[int], exchanges: bool) -> Callable[[], Any]:
-    """Returns a program that multiplies and updates each array, with or without an all-reduce in between."""
+    """Returns a program like a training step: a matrix product, an optional all-reduce and an update for each array."""
 
     def body(weights: Sequence[Any], matrix: jax.Array) -> Any:
         gradients = [jnp.sin(one * jnp.max(jnp.tanh(matrix * one[0]) @ matrix)) for one in weights]

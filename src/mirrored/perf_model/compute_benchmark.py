@@ -65,7 +65,7 @@ def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenc
 
 
 def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
-    """Returns a function that runs the next training step, and donates the state of the previous step."""
+    """Returns a function that runs one training step per call, on the donated state from the previous call."""
     assigned = [id(variable) for variable in part.pure.assigns]
     carried = [place for place, variable in enumerate(part.pure.reads) if id(variable) in assigned]
     order = [assigned.index(id(part.pure.reads[place])) for place in carried]
@@ -84,7 +84,7 @@ def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
 
 
 def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
-    """Returns a function that runs a program with the step's arrays but no computation, to measure the dispatch."""
+    """Returns a function that runs a program with the step's arrays but no computation, to measure dispatch time."""
 
     def program(state: Sequence[Any], whole: Sequence[Any], operands: Sequence[Any]) -> Any:
         return list(state), [one.ravel()[:1] for one in operands]

@@ -70,7 +70,7 @@ class Parts:
 
     @property
     def is_network(self) -> bool:
-        """Whether all-reduces between local devices can stand for a network: True for two or more accelerators."""
+        """Whether local all-reduces can represent those over a network: True for two or more local accelerators."""
         return self.num_local_devices > 1 and self.step.devices[0].platform != "cpu"
 
     def compute_benchmark(self, devices: int, share: int) -> ComputeBenchmark:
@@ -111,7 +111,7 @@ class Parts:
         return [share for share, _ in found], [seconds for _, seconds in found]
 
     def work(self, replicas: int) -> StepCost:
-        """Returns the operations, bytes and collectives of one replica in a step of a given number of replicas.
+        """Returns the operations, bytes and collectives of one replica in a training step with `replicas` replicas.
 
         The per-replica batch size is that of the detected step.
         """

@@ -107,7 +107,7 @@ class TracedStep:
         self.share = next((int(one.shape[1]) for one, is_spread in described if is_spread and len(one.shape) > 1), 1)
 
     def _spread_the_batch(self) -> None:
-        """Marks the arguments that form the batch: candidates with the same leading dimension as the largest one.
+        """Marks the arguments that form the batch: all candidates with the leading dimension of the largest candidate.
 
         The candidates are the arrays that are new in each call; if there are none, those that no call has returned.
         """
@@ -219,7 +219,7 @@ def _described(leaf: Leaf) -> Any:
 
 
 def _has_examples(described: object) -> bool:
-    """Returns whether an argument may be part of the batch: an array with a leading dimension, but no PRNG key."""
+    """Returns whether an argument may be part of the batch: an array of rank 1 or more that is not a PRNG key."""
     if not isinstance(described, jax.ShapeDtypeStruct) or not described.shape or is_key_dtype(described.dtype):
         return False
     is_raw_key = described.dtype == np.uint32 and described.shape == (2,)
@@ -235,14 +235,14 @@ def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share
 
 
 def _batch_argument(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
-    """Returns a batch array as the step's argument: a `PerReplica`, or its only row without a device assignment."""
+    """Converts a stacked batch to an argument of the step: a `PerReplica`, or row 0 without a device assignment."""
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)
 
 
 def _whole_argument(leaf: Leaf, value: jax.Array) -> Any:
-    """Returns a non-batch array as the step's argument: a `Mirrored` if the original argument is one."""
+    """Converts a non-batch array to an argument of the step: to a `Mirrored` if the original argument is one."""
     return Mirrored(value, leaf.num_replicas) if isinstance(leaf, Mirrored) else value
 
 

@@ -64,7 +64,7 @@ class DetectedStep:
 
 @dataclasses.dataclass
 class _Calls:
-    """The calls of a function with one signature: their times, and which arguments change or are earlier results."""
+    """The calls of a function with one signature: their times, and which arguments change or are former results."""
 
     step: list[float] = dataclasses.field(default_factory=list)
     dispatch: list[float] = dataclasses.field(default_factory=list)
@@ -78,7 +78,7 @@ class _Calls:
 
 @dataclasses.dataclass
 class _Record:
-    """All calls of a function, and the arguments of the newest one with the most common signature."""
+    """All calls of a function, by signature, and the arguments of the newest call with the most common signature."""
 
     calls: dict[Hashable, _Calls] = dataclasses.field(default_factory=dict)
     most_common: _Calls = dataclasses.field(default_factory=_Calls)
@@ -97,7 +97,7 @@ class _Record:
         return sum(map(len, times)), sum(map(sum, times))
 
     def calls_like(self, leaves: list[Any], treedef: Hashable) -> _Calls:
-        """Returns the earlier calls with this signature; records which arguments changed or are earlier results."""
+        """Returns earlier calls with the given signature; records which arguments changed or were returned before."""
         calls = self.calls.setdefault((treedef, *map(_kind, leaves)), _Calls())
         if len(leaves) == len(self.leaves):
             calls.differing |= {place for place, leaf in enumerate(leaves) if leaf is not self.leaves[place]}

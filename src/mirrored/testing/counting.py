@@ -34,7 +34,7 @@ class Counted:
 
 
 class _Counters:
-    """The open `count_work` blocks, which share one listener, because JAX cannot remove one."""
+    """The open `count_work` blocks, which share one `jax.monitoring` listener, because a listener cannot be removed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The execution modes of the fixture `way`: eager, compiled, with virtual replicas, or uneven, on 1 to 8 replicas."""
+"""The execution modes of the fixture `way`: eager, or compiled with one, two or uneven numbers of replicas a device."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class Channel:
 
 
 class _Handshake:
-    """Sends and receives short lines of words, until a deadline."""
+    """The messages of a connection's authentication handshake: short lines of words, exchanged until a deadline."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection = connection

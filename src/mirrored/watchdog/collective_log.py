@@ -103,7 +103,7 @@ class CollectiveLog:
         self.inside = False
 
     def cancel(self) -> None:
-        """Removes the last logged operation, because this worker executes a different operation first."""
+        """Removes the last logged operation, because this worker executes another operation before it."""
         number, place = self.count, self._here
         assert place is not None  # `arrive` was called last
         self.inside = False

@@ -52,7 +52,7 @@ def _first_mark(one: WorkerProgress, other: WorkerProgress) -> int | None:
 
 
 def ended_early(standings: Mapping[int, WorkerProgress]) -> str | None:
-    """Describes a worker that ended before a collective that others have reached; None without such a worker."""
+    """Describes a worker that ended before a collective that others have reached; None if there is no such worker."""
     for worker, progress in sorted(standings.items()):
         ahead = [other for other, its_progress in sorted(standings.items()) if its_progress.count > progress.count]
         if progress.has_ended and ahead:
@@ -90,7 +90,7 @@ def unmatched_calls(standings: Mapping[int, WorkerProgress]) -> dict[tuple[int, 
 
 
 def _missed_call_sites(one: WorkerProgress, other: WorkerProgress) -> list[CallSite]:
-    """Returns the lines at which worker `one` called a collective, but worker `other`, now past them, did not."""
+    """Returns the program lines with a collective that worker `one` called, and that worker `other` has skipped."""
     if other.has_more_places:
         return []
     known = {(place.label, place.line) for place in other.places}

@@ -120,7 +120,7 @@ class Watchdog:
         return min(_INTERVAL_SECONDS, config.watchdog_seconds() / 4, self._heartbeat_seconds / 4)
 
     def _end(self) -> None:
-        """Posts that this worker's program has ended, before JAX's shutdown barrier waits for the other workers.
+        """Tells the other workers that this worker's program has ended, before JAX's shutdown barrier waits for them.
 
         It joins the posting thread: the process would abort if Python ended while a thread is inside JAX's client.
         """
@@ -182,7 +182,7 @@ class Watchdog:
                 self._fail(f"{verdict}\n  (the limit is {settings.WATCHDOG_SECONDS.name}={limit:g})")
 
     def _confirm(self, certain: str | None) -> None:
-        """Ends the job if several checks in a row find a mismatch; reports the first finding, nearest to the cause."""
+        """Ends the job if several checks in a row find a mismatch; reports the first mismatch, nearest to the cause."""
         self._suspicions = [] if certain is None else [*self._suspicions, certain]
         if len(self._suspicions) >= _CONFIRMATIONS:
             self._fail(self._suspicions[0])
@@ -224,7 +224,7 @@ class Watchdog:
             tell_launcher(text)
 
     def _report_exit(self, kind: str, text: str) -> None:
-        """Tells the other workers why this worker ends, and marks causes that they detect themselves with `FOLLOWS`."""
+        """Tells the other workers why this worker ends; adds the prefix `FOLLOWS` to causes that they also detect."""
         if self._peers is not None and kind not in ("hang", "lost-peer"):
             self._peers.announce_end("failing", text)
         elif self._peers is not None:

@@ -63,7 +63,7 @@ class PeerConnection:
         in_forked_children(self._forget)
 
     def listen(self, host: str) -> Address:
-        """On worker 0, starts accepting connections from the other workers, and returns the address for them.
+        """On worker 0, starts accepting connections from the other workers, and returns the address to connect to.
 
         Args:
             host: The host name by which they reach this machine; it determines the interface.

@@ -109,7 +109,7 @@ class Trainer:
         return history
 
     def predict_all(self, examples: Examples) -> np.ndarray:
-        """Predicts the digits of the images on all replicas, and returns the digits in the order of the images."""
+        """Predicts the digits of images with all replicas, and returns the digits in the order of the images."""
         padding = mr.data.InputOptions(last_batch="pad")
         batches = self.strategy.experimental_distribute_dataset(Batches(examples, BATCH_SIZE), padding)
         answers = [self.predict(images, is_real) for (images, _), is_real in batches]

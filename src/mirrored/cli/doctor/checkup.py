@@ -116,7 +116,7 @@ def _all_facts(folder: Path | None) -> list[Facts]:
 
 
 def _all_links() -> list[Link]:
-    """Measures the all-reduce of every pair of neighbouring workers alone, then that of all workers together."""
+    """Measures all-reduces between neighbouring workers, one pair at a time, then over the devices of all workers."""
     first: dict[int, jax.Device] = {}
     for device in sorted(jax.devices(), key=lambda device: (device.process_index, device.id)):
         first.setdefault(device.process_index, device)
@@ -164,7 +164,7 @@ def _print(
 
 
 def _print_gpus(console: Console, workers: Sequence[Facts]) -> None:
-    """Prints the GPUs of all workers, and the GPU software once per group of consecutive workers that share it."""
+    """Prints the GPUs of all workers, and the GPU software once per group of consecutive workers with the same."""
     there = [(rank, one.gpus) for rank, one in enumerate(workers) if one.gpus is not None]
     if not there:
         return

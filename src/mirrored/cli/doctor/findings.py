@@ -60,7 +60,7 @@ def _disk(one: Facts) -> list[str]:
 
 
 def _slow(links: Sequence[Link], names: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """Describes slow links: a worker whose links are all slow is named instead of its links.
+    """Describes the slow links between workers; if all links of a worker are slow, names the worker instead.
 
     Links within a machine are compared with each other, and links between machines likewise.
     """
@@ -79,7 +79,7 @@ def _slow(links: Sequence[Link], names: Sequence[str], hosts: Sequence[str]) -> 
 
 
 def _slower_than_usual(links: Sequence[Link]) -> list[Link]:
-    """Returns the links that are much slower than the best quarter of the links.
+    """Returns the links between workers that are much slower than the fastest quarter of the links.
 
     The usual rate is that of the best quarter: one slow worker in a ring of three or four slows half of the links.
     """
