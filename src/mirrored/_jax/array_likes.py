@@ -56,7 +56,7 @@ def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
 
 
 def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
-    """Converts registered array-like objects in `values` to arrays, while the context manager ``context()`` is active.
+    """Returns `values` with each registered array-like object converted to an array inside ``with context():``.
 
     JAX reads the operands of a primitive when it is applied, but not those of a call of a function with a custom
     derivative rule that a transformation such as `vmap` passes on.

@@ -13,7 +13,7 @@ _WIDE: Final = ("float64", "int64", "uint64", "complex128")
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:
-    """Converts an array to a weakly typed array, like `jnp.asarray(0.1)`, which does not widen other dtypes."""
+    """Makes an array weakly typed, as `jnp.asarray(0.1)` is, so that it does not widen the dtype of another operand."""
     weak: jax.Array = _lax_operations._convert_element_type(array, array.dtype, weak_type=True)
     return weak
 

@@ -41,7 +41,7 @@ class HostBuffer(np.ndarray[Any, Any]):
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """Returns an uninitialised NumPy array in memory that `mirrored` has allocated, aligned to 64 bytes."""
+    """Returns an uninitialised NumPy array whose memory `mirrored` allocates and aligns to 64 bytes."""
     kind = np.dtype(dtype)
     if kind.hasobject:
         return np.empty(shape, kind)
@@ -198,7 +198,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Returns False if a value of a 64-bit integer array does not fit into a narrower integer `dtype`, else True."""
+    """Returns whether all values of a 64-bit integer array fit a narrower integer `dtype`; True for other dtypes."""
     if array.dtype.itemsize < 8 or dtype.itemsize >= 8 or array.dtype.kind not in "iu" or dtype.kind not in "iu":
         return True
     limits = np.iinfo(dtype)
@@ -262,7 +262,7 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 
 
 def put_parts(parts: Sequence[np.ndarray], sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
-    """Copies host arrays to several devices of this process, as one array that is sharded along dimension 0.
+    """Copies one host array to each of `devices`; returns one array that is sharded along dimension 0.
 
     CPU devices alias an aligned buffer that `mirrored` owns. Any other buffer has been read when the call returns.
 

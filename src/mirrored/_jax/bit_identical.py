@@ -1,4 +1,4 @@
-"""Compiles programs for bit-identical results: XLA does not merge equal computations.
+"""Compiles programs without the XLA passes that prevent bit-identical results on different numbers of devices.
 
 This is one of the conditions for such results; `collectives.fixed_order_tree.OrderedTree` has the others.
 
@@ -81,7 +81,7 @@ class BitIdenticalJit:
         self.jitted = jax.jit(function, compiler_options=_compiler_options(), **options)
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the function. Compiles it first if necessary."""
+        """Calls the function, after compiling it if the argument types are new."""
         with bit_identical_compilation():
             return self.jitted(*args)
 
@@ -92,7 +92,7 @@ class BitIdenticalJit:
 
 
 class _Lowered:
-    """A `jax.stages.Lowered` whose `compile` uses the compiler settings of `AsWritten`."""
+    """A `jax.stages.Lowered` whose `compile` uses the compiler settings for bit-identical results."""
 
     def __init__(self, lowered: jax.stages.Lowered) -> None:
         self._lowered = lowered
@@ -111,13 +111,13 @@ def without_compiler_options(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def jit(function: Callable[..., Any], *, bit_identical: bool, **options: Any) -> Any:
-    """Returns `jax.jit(function)`; if `bit_identical`, results do not depend on the number of devices."""
+    """Returns a `BitIdenticalJit` of `function` if `bit_identical` is True, otherwise `jax.jit(function)`."""
     return BitIdenticalJit(function, **options) if bit_identical else jax.jit(function, **options)
 
 
 @contextmanager
 def bit_identical_compilation() -> Iterator[None]:
-    """Sets the partitioner and the attentions of a bit-identical program in a ``with`` block that compiles it."""
+    """Selects the GSPMD partitioner and deterministic attention while its ``with`` block compiles a program."""
     _logging.absl_set_min_log_level(max(_ONLY_ERRORS, _level()))
     try:
         with _config.use_shardy_partitioner(False), deterministic_attention():

@@ -77,7 +77,7 @@ _trace_now = _core.trace_ctx
 
 
 class _StandInTrace(jax.core.Trace):  # type: ignore[misc]
-    """The trace of all stand-ins (`BoxTracer`, `ReadTracer`), which is never current and so executes no primitive."""
+    """Trace to which all `BoxTracer` and `ReadTracer` objects belong; it is never current and runs no primitive."""
 
     def process_primitive(self, primitive: object, tracers: object, params: object, /) -> Any:
         raise AssertionError("the stand-ins' trace is never current")
@@ -185,7 +185,7 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns a dummy `JVPTracer` as a `BoxTracer`'s contents, so that `jax.closure_convert` hoists the `BoxTracer`."""
+    """Returns a dummy `JVPTracer` as a float tracer's contents, so that `jax.closure_convert` hoists the tracer."""
     # `closure_convert` hoists a captured constant only if the constant is, or contains (by its method `_contents`), a
     # `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
@@ -240,7 +240,7 @@ class Readable(Protocol):
     """Interface of a variable whose current value a `ReadTracer` can read."""
 
     def read_value(self) -> Any:
-        """Returns the variable's current value, and notifies the tapes and other read listeners."""
+        """Returns the variable's current value, and notifies tapes and other listeners of the read."""
         ...
 
 
@@ -254,7 +254,7 @@ class ReadTracer(_StandIn):
         self.variable = variable
 
     def resolved(self) -> Any:
-        """Returns the variable's current value, and notifies the tapes and other read listeners."""
+        """Returns the variable's current value, and notifies tapes and other listeners of the read."""
         return self.variable.read_value()
 
     def full_lower(self) -> Any:
@@ -282,7 +282,7 @@ def stand_in(box: Box) -> BoxTracer:
 
 
 def _value_for_jax(box: Box) -> Any:
-    """Returns the operand of a JAX primitive for a box (tape-tracked array): the box, its array, or a stand-in."""
+    """Returns the operand that JAX gets for a tape-tracked array: the array itself, its concrete value, or a tracer."""
     trace = _trace_now.trace
     if hasattr(trace, "process_merge"):  # the trace of a tape
         return box
@@ -358,7 +358,7 @@ _SHORT = frozenset(f"__{name}__" for one in ("add", "sub", "mul", "truediv", "ma
 
 
 def _operator(name: str) -> Callable[[Box, Any], Any]:
-    """Returns a binary operator method for `Box`, which calls the tape directly or the method of `jax.Array`.
+    """Creates a binary operator method of `Box` that dispatches to the tape or to the operator of `jax.Array`.
 
     It looks the method up at each call, because `mirrored.tf` may replace it.
     """

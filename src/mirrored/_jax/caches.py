@@ -1,4 +1,4 @@
-"""Functions that separate and evict traces in JAX's tracing caches."""
+"""Adds tokens to the keys of JAX's tracing caches, to prevent the reuse of stale traces, and evicts traces."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ put: Callable[[Hashable], None] = holder.set_local
 
 
 def swap_replica(token: Hashable) -> Hashable:
-    """Sets this thread's replica token in the keys of JAX's tracing caches; returns the previous replica token."""
+    """Sets the token of this thread's replica in the keys of JAX's tracing caches; returns the previous token."""
     previous: Hashable = replica_holder.value
     replica_holder.set_local(token)
     return previous
@@ -116,7 +116,7 @@ put_replica: Callable[[Hashable], None] = replica_holder.set_local
 
 
 def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
-    """Restores this thread's tracing-cache tokens after an exception, except a token of a compiled function's trace.
+    """Restores this thread's tracing-cache tokens; ignores `token` if it belongs to the trace of a compiled function.
 
     The trace may have taken a newer token meanwhile (`renew`). Under the older one, JAX would find helpers that have
     captured the old values of variables.
@@ -137,7 +137,7 @@ def using(token: Hashable) -> Iterator[None]:
 
 
 class _TapeToken:
-    """A tracing-cache token for the tapes of one thread; when deleted, the token's name returns to a pool for reuse."""
+    """A tracing-cache token for the tapes of one thread; deleting the token allows another thread to reuse its name."""
 
     _pool: ClassVar[list[str]] = []
 
@@ -177,7 +177,7 @@ def carry_tape_token() -> Callable[[], None]:
 
 
 class _Sharing:
-    """The tracing-cache tokens of one trace of a compiled function, and whether tapes and replicas share a token.
+    """Tracing-cache state of one trace of a compiled function: its tokens, and whether tapes and replicas share them.
 
     Attributes:
         apart: Whether every change of tape or replica takes a new token, so that helpers are traced again.
@@ -219,7 +219,7 @@ def fresh() -> Iterator[None]:
 
 
 def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
-    """Returns an object that is cached for the current `fresh()` block, creating it with `make`; None outside a block.
+    """Returns the object that the current `fresh()` block caches under `key`, or caches `make()`; None outside a block.
 
     Use it for a cache whose keys contain a jaxpr or a token of the block. No later trace would find such an entry, and
     a process-wide cache would keep the jaxprs alive.
@@ -246,7 +246,7 @@ def renew() -> None:
 
 
 def note_read() -> None:
-    """Makes JAX retrace functions after each change of tape or replica; called when a traced function reads a variable.
+    """Records that a traced function reads a variable, so that JAX retraces functions when the tape or replica changes.
 
     JAX caches the trace in progress under the token from its start, which is replaced here. So the next call traces the
     helper once more. From then on its traces are reused only until the tape or the replica changes: a thread takes a
@@ -260,14 +260,14 @@ def note_read() -> None:
 
 
 def renew_if_read() -> None:
-    """Makes JAX retrace jitted functions after a change of tape or replica, if any of them has read a variable."""
+    """Makes JAX retrace jitted functions for another tape or replica if any of the functions has read a variable."""
     sharing = _sharing.get()
     if sharing is not None and sharing.apart:
         renew()
 
 
 def enter_tape() -> None:
-    """Makes JAX retrace jitted functions when a tape opens, unless the tape is the first one in a replica's trace.
+    """Makes JAX retrace jitted functions when a tape opens, except for a replica's first tape in a trace.
 
     The first tape has this effect, too, if a function has read a variable (`note_read`).
 
@@ -283,7 +283,7 @@ def enter_tape() -> None:
 
 
 def leave_tape(outer: Hashable) -> None:
-    """Restores, at the end of a tape's block, the tracing-cache token that was current before the block.
+    """Restores the tracing-cache token that was current before a tape's ``with`` block; called at the end of the block.
 
     Args:
         outer: The token before the block. If it is that of a compiled function's trace, it is not restored, because the
@@ -303,7 +303,7 @@ class _Replicas:
 
 @dataclasses.dataclass(frozen=True)
 class OwnTraces:
-    """A tracing-cache token that belongs to a single replica of a single `run` in a trace."""
+    """A tracing-cache token for one replica in one traced `Strategy.run`."""
 
     run: int
     local: int

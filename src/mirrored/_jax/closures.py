@@ -70,7 +70,7 @@ def closed_over_inputs(program: JaxprProgram) -> list[int]:
 
 
 def used_constants(program: JaxprProgram) -> list[Any]:
-    """Returns the constants of a program to which gradients can flow back from the program's results."""
+    """Returns the constants of a program that can receive gradients from the program's results."""
     jaxpr = program.jaxpr
     bits = [1 << position for position in range(len(jaxpr.constvars))]
     results, lost = _flow(jaxpr, [0] * len(jaxpr.invars), bits)
@@ -102,7 +102,7 @@ def _opened(jaxpr: Jaxpr | ClosedJaxpr) -> Any:
 
 
 def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
-    """Returns bit masks of inputs: those that each output depends on, and those that custom derivatives close over.
+    """Returns, as bit masks, the inputs that each output depends on and the inputs that custom derivatives close over.
 
     Args:
         jaxpr: An open or closed jaxpr.
@@ -126,7 +126,7 @@ def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequen
 
 
 def _through(equation: JaxprEqn, masks: Sequence[int]) -> tuple[list[int], int]:
-    """Returns the dependency masks of an equation's results, and the mask of its closed-over operands."""
+    """Returns, as bit masks, the inputs that an equation's results depend on and those that its functions capture."""
     everything = functools.reduce(operator.or_, masks, 0)
     results = [0 if equation.primitive is stop_gradient_p else everything] * len(equation.outvars)
     lost = 0
@@ -148,7 +148,7 @@ def _lost_inside(equation: JaxprEqn, jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence
 
 
 def _lost_in_scan(params: Mapping[str, Any], jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int]) -> int:
-    """Returns the mask of the `scan` inputs that custom derivatives close over, by fixed-point iteration."""
+    """Returns the bit mask of inputs that custom derivatives in a `scan` close over, by fixed-point iteration."""
     start, count = scan_split(params)
     before: list[int] = []
     after = list(masks)
@@ -283,7 +283,7 @@ def _bind(primitive: Primitive, params: dict[str, Any], args: Sequence[Any], ins
 
 
 def _evaluate(jaxpr: Jaxpr | ClosedJaxpr, args: Sequence[Any], instead: dict[int, Any]) -> list[Any]:
-    """Evaluates a closed (or constant-free) jaxpr after replacing embedded arrays by id, as `_bind` does."""
+    """Evaluates a jaxpr after replacing embedded arrays: `instead` maps the id of an array to its replacement."""
     open_jaxpr, constants = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
     environment: dict[Any, Any] = dict(zip(open_jaxpr.invars, args, strict=True))
     for variable, constant in zip(open_jaxpr.constvars, constants, strict=True):

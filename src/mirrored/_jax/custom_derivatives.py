@@ -116,7 +116,7 @@ def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[
 
 
 def bind_primitive(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Applies a primitive under the current trace; values captured by a `custom_jvp` function do not become inputs.
+    """Applies a primitive under the current trace; a `custom_jvp` function still closes over its captured values.
 
     If the closed-over values became ordinary arguments, JAX would drop their tangents silently.
     """

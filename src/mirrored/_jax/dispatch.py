@@ -1,4 +1,4 @@
-"""Protects calls of jitted functions from interrupts, and copies JAX's thread state."""
+"""Protects calls of jitted functions from interrupts, and copies JAX's settings from one thread to another."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Dispatch:
 
 
 class CacheMisses:
-    """Traces, compiles and executes a jitted function in another thread when its fast path has no entry for a call.
+    """Cache-miss handler of a jitted function, which traces, compiles and executes the call in another thread.
 
     The jitted function holds it. It is an object of its own, without a reference to the `Dispatch`, so that a compiled
     program and its variables are freed with their last user; a reference cycle would wait for Python's collector.

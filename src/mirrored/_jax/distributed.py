@@ -106,7 +106,7 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
 
 
 def checked_slice(seconds: float) -> float:
-    """Returns the length of the next part of a long wait, in seconds; in elastic jobs, raises if workers changed.
+    """Returns how many of `seconds` to wait before the next check; raises if an elastic job's workers have changed.
 
     Context: the main thread, while it waits for input. Outside of elastic jobs it returns `seconds`.
     """
@@ -126,7 +126,7 @@ _resets: list[Callable[[], object]] = []
 
 
 def before_first_job(note: Callable[[], object]) -> Callable[[], object]:
-    """Registers a function that records a module's state before this process joins its first elastic job epoch.
+    """Registers a function that records a module's state before this process joins its first elastic job.
 
     It can be used as a decorator. A function registered with `on_leave` restores that state, so that a process that
     continues calls the training function in the same state as a new process.

@@ -36,7 +36,7 @@ def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
 
 
 def _with_one_use(divisor: Any, rank: int) -> Any:
-    """Copies a divisor's broadcast value, so that the division is its only user; returns constants unchanged."""
+    """Copies a broadcast, non-constant divisor, so that only the division uses the copy; keeps other divisors."""
     owner = divisor.owner
     name = getattr(owner, "name", None)  # a function's argument belongs to a block, which has no name
     if name == _BROADCAST:
@@ -56,5 +56,5 @@ def _apart(value: Any) -> Any:
 
 
 def connect_division() -> None:
-    """Replaces JAX's lowering rule of division by the rule of this module."""
+    """Registers a lowering rule of division that makes XLA's rewrites independent of other uses of the divisor."""
     _public_mlir.register_lowering(lax.div_p, _divide)

@@ -47,7 +47,7 @@ _measured = _Measured()
 
 
 def durations() -> dict[str, float]:
-    """Returns the seconds per activity in `KINDS`; the first call starts measuring all activities except tracing."""
+    """Returns the seconds spent on each activity in `KINDS`; the first call starts all measurements except tracing."""
     with _measured.lock:
         begins, _measured.listens = not _measured.listens, True
         found = dict(_measured.seconds)

@@ -1,4 +1,4 @@
-"""Keeps empty slices of a tape-tracked array connected to the array, so that its gradient is zeros instead of None.
+"""Makes the gradient of a tape-tracked array through an empty slice zeros instead of None.
 
 Supports JAX 0.10 to 0.12: the classes of `array.at` and `array.at[index]`, which JAX does not export.
 """

@@ -98,7 +98,7 @@ def _added(
 
 
 def _result(atom: Var | Literal, given: dict[Any, Any], known: dict[Any, Any]) -> Any:
-    """Returns the value of a jaxpr's output atom: a literal, a given input as the same object, or a computed value."""
+    """Returns the value of a jaxpr's output: a literal's value, the given input object itself, or a computed value."""
     if isinstance(atom, Literal):
         return atom.val
     return given[atom] if atom in given else known[atom]
@@ -146,7 +146,7 @@ class Staged:
         return Staged(*with_own_arrays(self.jaxpr, self.constants))
 
     def __call__(self, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """Applies the program to values for its constants and its inputs, under the current trace."""
+        """Evaluates the traced function for the given constants and inputs, under the current JAX trace."""
         return apply_jaxpr(self.jaxpr, constants, inputs)
 
 
@@ -192,11 +192,11 @@ class JaxprProgram:
         self.__name__ = name
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Applies the program to its inputs, under the current trace."""
+        """Evaluates the program for the given inputs, under the current JAX trace."""
         return apply_jaxpr(self.jaxpr, self.constants, args)
 
     def of_constants(self, *args: Any) -> list[Any]:
-        """Evaluates the program with other values in place of its constants."""
+        """Evaluates the program with other constants; `args` are the constants, followed by the inputs."""
         count = len(self.constants)
         return apply_jaxpr(self.jaxpr, args[:count], args[count:])
 

@@ -219,7 +219,7 @@ def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
 
 
 def _solve(eqn: JaxprEqn) -> Call:
-    """Describes a `lax.custom_linear_solve` equation as a call of the equation's solver.
+    """Converts a `lax.custom_linear_solve` equation to a `Call` of the solver's jaxpr.
 
     Its operands are the constants of the four functions of the problem, and the right-hand side. Those that the solver
     does not take become inputs that nothing uses.

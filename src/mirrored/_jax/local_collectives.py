@@ -45,7 +45,7 @@ _sum.multiple_results = _gather.multiple_results = True
 def replica_sum(
     arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[Any, ...] = ()
 ) -> list[Any]:
-    """Traces a placeholder for one virtual replica's summands, which are later fused with others into one all-reduce.
+    """Traces a placeholder for one virtual replica's all-reduce; the placeholders of all replicas are fused later.
 
     Args:
         arrays: The replica's arrays.

@@ -1,4 +1,4 @@
-"""Functions on devices of arrays: move arrays, find placements in programs, remove meshes from array types."""
+"""Moves arrays between devices, finds operations in programs that place arrays, removes meshes from array types."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def near_first(arrays: Sequence[Any]) -> list[Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """An operation that places arrays on devices.
+    """An operation in a program that places arrays on several devices, such as `jax.shard_map`.
 
     Attributes:
         what: The function of JAX, and the mesh or sharding: ``jax.shard_map or jax.pmap over Mesh('i': 2)``.
@@ -143,7 +143,7 @@ _unplaced_p = Primitive("unplaced")  # type: ignore[no-untyped-call]
 
 
 def unplaced(array: jax.Array) -> Any:
-    """Returns the same array with an abstract value that has no mesh.
+    """Returns `array` unchanged, except that its abstract value has no mesh.
 
     The operation is differentiable, and has no effect in a compiled program.
     """

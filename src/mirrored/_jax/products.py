@@ -69,7 +69,7 @@ def _selected(product: Any) -> Any:
 
 
 def _complex_product(product: Any) -> Any:
-    """Computes a complex product from real products that LLVM does not contract into FMAs; other values are kept."""
+    """Rewrites a complex product as real products that LLVM does not contract into FMAs; keeps other values."""
     operation = product.owner
     if getattr(operation, "name", None) != _MULTIPLY:  # a power, a quotient, or a product with a sharding
         return product
@@ -80,7 +80,7 @@ def _complex_product(product: Any) -> Any:
 
 
 def connect_products() -> None:
-    """Wraps the lowering rules of the operations that XLA computes as products."""
+    """Wraps the lowering rules of operations that XLA computes as products, to prevent fused multiply-adds."""
     for primitive in _PRIMITIVES:
         rule = _lowerings[primitive].rule
         _public_mlir.register_lowering(primitive, _rounded(rule))

@@ -1,4 +1,4 @@
-"""Leaves a job of several processes and joins another one, without restarting the process.
+"""Lets this process leave a job of several processes and join another one without a restart.
 
 Supports JAX 0.10 to 0.12. `jax.distributed.initialize` can be called once per process, and its client ends the process
 if the coordination service ends. Here the launcher hosts the service (`serve`), one per epoch, and a process makes only
@@ -181,7 +181,7 @@ def sum_of_all(value: np.ndarray[Any, Any], devices: Sequence[jax.Device], index
 
 
 def release_waiters(index: int, num_processes: int) -> None:
-    """Makes this process fail at once if it waits for the topology of a process that was lost.
+    """Ends this process's wait for the device topology of a lost process, with an error.
 
     Called in another thread than the one that waits.
     """
@@ -280,7 +280,7 @@ class CollectiveSockets:
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[None]:
-        """Finds the port at which Gloo listens, if the ``with`` block creates the backend."""
+        """Records the port at which Gloo listens, if the ``with`` block creates the backend."""
         before = {port for _, port in _listening()}
         yield
         new = [port for _, port in _listening() if port not in before]
@@ -321,7 +321,7 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 class Abandonable:
-    """Runs blocking work in a thread that the caller may abandon; the thread then ends after the work's own timeout.
+    """Blocking work in a background thread; the caller can wait for the end of the work or abandon the work.
 
     Args:
         work: Called with this object. It calls `enter` before each stage.

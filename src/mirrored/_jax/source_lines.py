@@ -149,7 +149,7 @@ _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Returns whether an exception is the form in which C code reports a KeyboardInterrupt (Ctrl-C).
+    """Returns whether an error is a ValueError or SystemError by which C code reports a KeyboardInterrupt (Ctrl-C).
 
     It is a ValueError of JAX's caches, or the SystemError of a function in C that returns although Ctrl-C was raised.
     Between a SystemError and its cause JAX may insert an exception that shows where a traced operation comes from.

@@ -99,7 +99,7 @@ put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 
 
 class TraceState(NamedTuple):
-    """JAX's state of a thread: the current trace, the axis environment, and the tracing-cache tokens of `caches`."""
+    """JAX's state of a thread: the current trace, the axis environment, and the tokens in tracing-cache keys."""
 
     trace: Any  # JAX exports neither type
     axis_env: Any
@@ -121,7 +121,7 @@ def thread_state() -> TraceState:
 
 
 def restore_thread_state(saved: TraceState) -> None:
-    """Restores the JAX state that `thread_state` returned, except a cache token of a compiled function's trace."""
+    """Restores the JAX state that `thread_state` returned; ignores the cache token of a compiled function's trace."""
     _core.trace_ctx.set_trace(saved.trace)
     _core.trace_ctx.set_axis_env(saved.axis_env)
     caches.restore_tokens(saved.token, saved.replica_token)
@@ -165,7 +165,7 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_cut_off(trace: Trace | None) -> bool:
-    """Returns whether the chain of parents of `trace` ends in a trace that builds a jaxpr, not in eager execution.
+    """Returns whether the outermost trace in the chain of parents of `trace`, except the eager trace, builds a jaxpr.
 
     If an eager tape is nevertheless open, JAX has set the current trace aside while it created `trace`, as it does for
     the bodies of `shard_map` and `custom_vjp`. The result is also True for a plain `jit` without any tape around it.
@@ -197,7 +197,7 @@ def is_staging_above(trace: Trace | None, base: Trace | None) -> bool | None:
 
 
 class _CaptureTrace(jax.core.Trace):  # type: ignore[misc,unused-ignore]
-    """The trace of all capture tracers, which is never current and so executes no primitive."""
+    """Trace to which all `CaptureTracer` objects belong; it is never current and runs no primitive."""
 
     def process_primitive(self, primitive: object, tracers: object, params: object, /) -> Any:
         raise AssertionError("the capture trace is never current")

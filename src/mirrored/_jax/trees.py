@@ -18,7 +18,7 @@ from mirrored._typing import PyTree
 
 
 class Structure:
-    """A `jax.tree_util.PyTreeDef` and the order of the keys of its dicts.
+    """A `jax.tree_util.PyTreeDef` with the original key order of the pytree's dicts.
 
     Structures are equal if their treedefs are: the order of keys does not distinguish them. Dicts inside nodes of
     registered classes (``TrainState.params``) have their keys sorted, as in JAX.
@@ -41,7 +41,7 @@ class Structure:
         return int(self.treedef.num_leaves)
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """Rebuilds a pytree from its leaves in the order of JAX's flattening."""
+        """Rebuilds the pytree from leaves in JAX's flattening order; dicts keep their original key order."""
         value = self._by_jax(leaves)
         return value if self._like is None else in_order_of(self._like, value)
 
@@ -95,7 +95,7 @@ def _is_same_key(key: Any, other: Any) -> bool:
 
 
 def _label(key: Any) -> str:
-    """Returns the key, name or position of one step of a path."""
+    """Returns, as text, the dict key, field name or index in one entry of a pytree path."""
     return next((str(getattr(key, kind)) for kind in ("key", "name", "idx") if hasattr(key, kind)), str(key))
 
 

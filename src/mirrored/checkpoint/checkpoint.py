@@ -111,7 +111,7 @@ class Checkpoint:
     # Parts
 
     def _check_free(self, name: str, part: object) -> None:
-        """Raises an error if the root object already has another attribute with the name of a keyword argument."""
+        """Raises an error if a keyword argument and a different attribute of the root object have the same name."""
         place = Root(self._root, "root")
         inside = root_parts(place.get(), place) if self._root else ()
         if all(one.name != name or one.value is part for one in inside):
@@ -246,7 +246,7 @@ class Checkpoint:
         return lock
 
     def note_saved(self, called: str) -> None:
-        """Warns about immutable objects and arrays that method `called` saves again without a new assigned value.
+        """Warns if immutable objects or arrays that the program has not replaced since the last save are saved again.
 
         Args:
             called: The method that saves.
@@ -277,7 +277,7 @@ class Checkpoint:
         return self.with_what_waits(manifest, graph)
 
     def graph_to_save(self, called: str) -> Graph:
-        """Returns the state to save by name; raises an error or logs a warning about state that cannot be saved.
+        """Returns the state to save, keyed by name; raises an error or logs a warning about state that cannot be saved.
 
         Raises:
             ArgumentError: A container has an array that cannot be saved.
@@ -289,12 +289,12 @@ class Checkpoint:
         return graph
 
     def with_what_waits(self, manifest: Manifest, graph: Graph) -> Manifest:
-        """Adds to `manifest` the values of an earlier restore whose objects the program has not created yet."""
+        """Adds to `manifest` the pending values of restores: those of objects that the program has not created yet."""
         waiting = self._restoration
         return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_come)
 
     def _may_come(self, name: str) -> bool:
-        """Returns whether one of the checkpoint's objects may still get state of the given name."""
+        """Returns whether the program may still create state with the given name in one of the checkpoint's objects."""
         return bool(self._root) or name.partition("/")[0] in self._parts
 
     def wait(self) -> None:

@@ -115,7 +115,7 @@ KEPT: Final = "_mirrored_waiting_checkpoints"
 
 
 class _Kept(dict[int, "Waiting"]):
-    """A dict of the restored checkpoints that an object keeps alive; a copy of the object gets an empty dict."""
+    """A dict attribute by which an object keeps restored checkpoints alive; a copy of the object gets an empty dict."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return _Kept, ()

@@ -64,7 +64,7 @@ def _checkpoints_in(directory: str | os.PathLike[str], name: str | None, called:
 
 
 def following(path: Path, manifest: Manifest) -> Manifest:
-    """Returns a copy of `manifest` that orders the new checkpoint after all earlier checkpoints in its folder.
+    """Returns a copy of `manifest` whose save time is later than that of every checkpoint in the folder.
 
     The clock can be behind that of an earlier save, for example after a restart on another machine.
 

@@ -103,7 +103,7 @@ class Graph:
                 del self.leaves[name]
 
     def log_sets(self, called: str, told: set[str]) -> None:
-        """Logs a warning for each set whose state is not saved, and adds its name to `told`; skips names in `told`."""
+        """Warns about each set whose state is not saved, unless its name is in `told`; adds the name to `told`."""
         for name in self.sets:
             if name not in told:
                 told.add(name)
@@ -123,7 +123,7 @@ class Graph:
 
 @dataclasses.dataclass(frozen=True)
 class _Zone:
-    """A region of the traversed objects, in which plain numbers are either state or configuration.
+    """Traversal context that decides whether a plain number is state, which a checkpoint saves, or configuration.
 
     Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of objects
     that hold no variables. `holders` are the names of the objects around a number, outermost first; if any of them
@@ -138,7 +138,7 @@ class _Zone:
 
 
 def paths_to(name: str, others: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yields every path to a value in the program, also through other paths to the objects that contain the value.
+    """Yields every attribute path to a value, including paths through other names of the enclosing objects.
 
     Former names are combined with these, too: a slot of an optimizer has one under each path of the optimizer.
 
@@ -161,7 +161,7 @@ def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
 
 
 class _Walk:
-    """The traversal of a checkpoint's objects or, with `outside`, of the items of the checkpoint's sets.
+    """The traversal of a checkpoint's objects or, if `outside` is given, of the items of the checkpoint's sets.
 
     Args:
         parts: The objects whose numbers are state.
@@ -250,7 +250,7 @@ class _Walk:
             self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}", former=former), inner))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
-        """Records a set for a later traversal of all sets' items; in that traversal, queues the items."""
+        """Defers a set to a separate traversal of all sets' items; in that traversal, queues the set's items."""
         if self._outside is None:
             self._sets.append(part)
             return
@@ -264,7 +264,7 @@ class _Walk:
             self._queue.append((Part(f"{part.name}/{number}", one, Root(inside, number)), _Zone(numbers=False)))
 
     def _visit_optimizer(self, part: Part, zone: _Zone) -> bool:
-        """Names an optimizer and its scalars, but not its slots, which are named after all variables."""
+        """Adds an optimizer and its scalars, but not its slots, to the graph; returns False for other objects."""
         given = keras_slots(part.value) or part.value
         if not has_slots(given):
             return False
@@ -354,7 +354,7 @@ class _Walk:
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
     def _name_of(self, variable: Variable) -> str:
-        """Returns a variable's name in the checkpoint, or ``:`` and `Variable.name` if it is not in the checkpoint."""
+        """Returns a variable's name in the checkpoint; ``:`` plus `Variable.name` if the variable is not in it."""
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(stored_variable(variable)), own)
 

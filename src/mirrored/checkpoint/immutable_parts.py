@@ -60,7 +60,7 @@ def log_unassigned(called: str, parts: Mapping[str, Any], saved: set[str]) -> No
 
 
 class ArraysSaved:
-    """The arrays that a method last saved for a program without variables, with a count of identical saves.
+    """The arrays last saved by a program without variables, and how many times in a row they were saved.
 
     Without variables, each step makes new arrays. They are also the same ones in a save after the last step.
     """
@@ -71,7 +71,7 @@ class ArraysSaved:
         self._is_over = False
 
     def log_same(self, called: str, parts: Mapping[str, Any], look: Callable[[], Graph]) -> None:
-        """Warns once if a method saves the same arrays for the third time in a row.
+        """Warns once if the same arrays are saved for the third time in a row.
 
         Args:
             called: The method that saves.

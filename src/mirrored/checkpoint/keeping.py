@@ -1,4 +1,4 @@
-"""The persistent clock of `keep_every_n_hours`, which survives restarts of the program."""
+"""Records in a file when the newest permanently kept checkpoint was saved, for `keep_every_n_hours`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirrored.errors import DamagedCheckpointError, MissingCheckpointError
 
 
 class KeepingClock:
-    """The time at which the newest permanently kept checkpoint of a series was saved, in nanoseconds since 1970.
+    """Persistent record of the save time of the newest permanently kept checkpoint, in nanoseconds since 1970.
 
     Before the first such checkpoint, it is the time at which the series began. A file in the folder has the time.
     Without the file, which earlier versions do not write, the checkpoints in the folder show it.
@@ -41,7 +41,7 @@ class KeepingClock:
         return self._latest
 
     def set(self, nanoseconds: int) -> None:
-        """Sets the save time of the newest permanently kept checkpoint, also in the clock's file."""
+        """Sets the save time of the newest permanently kept checkpoint, in memory and in a file."""
         self._latest = nanoseconds
         new = self._file.with_name(f"{self._file.name}.new")
         with contextlib.suppress(OSError):  # the next start takes the time from the checkpoints

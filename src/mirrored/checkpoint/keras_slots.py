@@ -80,7 +80,7 @@ class KerasSlots:
 
 
 def _labels(slots: Sequence[Any], variables: Sequence[Any], is_sgd: bool) -> list[str]:
-    """Returns a label for each slot: the position, followed by the kind if the slot's name states a kind.
+    """Returns a label for each slot: the position, and the kind (such as ``momentum``) if the slot's name states it.
 
     The momentum of SGD has a kind of its own: it is the sum of past steps, ``-learning_rate * gradient``, and that of
     Lion and Adam a mean of gradients, of the other sign and another scale.

@@ -104,7 +104,7 @@ class VariableLeaf(Leaf):
 
     @property
     def _needs_every_component(self) -> bool:
-        """Whether the variable is sync-on-read in a deterministic strategy, so that all components must be restored."""
+        """Whether the values of all replicas are saved: for a sync-on-read variable in a deterministic strategy."""
         variable = self.variable
         return variable.per_replica and variable.num_replicas > 1 and getattr(variable.strategy, "deterministic", False)
 
@@ -184,7 +184,7 @@ def shape_of(variable: Variable) -> tuple[int, ...]:
 
 
 def from_components(variable: Variable, saved: Saved) -> Undo:
-    """Assigns each replica's saved component of a sync-on-read variable, and returns a function that undoes this."""
+    """Assigns one saved value per replica to a sync-on-read variable; returns a function that undoes this."""
     leaf = VariableLeaf(variable)
     undo = leaf.undo()
     components = [_keys_of(saved, saved.value[replica]) for replica in variable.device_assignment.addressable_replicas]
@@ -216,7 +216,7 @@ class ArrayLeaf(Leaf):
         return dataclasses.replace(self.outline(), value=on_host(key_data(self.place.get())))
 
     def put(self, saved: Saved) -> Undo:
-        """Writes a saved value into a writeable NumPy array, or replaces the array by a new one on its devices."""
+        """Writes a saved value into a writeable NumPy array; replaces other arrays by new ones on the same devices."""
         place, before = self.place, self.place.get()
         if isinstance(before, np.ndarray) and before.flags.writeable:
             old = before.copy()
@@ -228,7 +228,7 @@ class ArrayLeaf(Leaf):
 
 
 def _like(before: Array | HostArray, saved: Saved) -> Any:
-    """Converts a saved array to one like `before`: same library, same devices, and committed only if `before` is.
+    """Converts a saved array to NumPy or JAX like `before`: on the same devices, and committed only if `before` is.
 
     An array that is committed to one device cannot be used together with variables that lie on several.
     """
@@ -251,7 +251,7 @@ def _keys_of(saved: Saved, data: Array | HostArray) -> Any:
 
 
 def _movable(component: Array | HostArray) -> Any:
-    """Copies a replica's component to host memory, from where any device can receive it; leaves PRNG keys unchanged."""
+    """Copies one replica's value to host memory, from where any device can receive it; leaves PRNG keys unchanged."""
     return component if is_key(component) else on_host(component)
 
 

@@ -252,7 +252,7 @@ class CheckpointManager:
         return None if path is None else number_of(Path(path).name, self._name)
 
     def restore_newest(self, *, partial: bool = False) -> str | None:
-        """Restores the newest undamaged checkpoint like `restore_latest`, but returns its path."""
+        """Restores the newest undamaged checkpoint like `restore_latest`, but returns the checkpoint's path."""
         called = "CheckpointManager.restore_latest"
         errors: list[DamagedCheckpointError] = []
         seen: set[str] = set()
@@ -357,7 +357,7 @@ def _warn_of_damage(errors: list[DamagedCheckpointError], restored: str) -> None
 
 
 def _is_gone(path: str, called: str) -> bool:
-    """Returns whether a checkpoint that was listed before no longer exists on any worker."""
+    """Returns whether a checkpoint that was listed before is now missing on every worker."""
     gone = not is_checkpoint(actual(Path(path)))
     return all(host_allgather(called, f"check whether {Path(path).name} is gone", gone)) if several_workers() else gone
 
@@ -407,7 +407,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _check_kinds(checkpoint: object, kept: object, interval: object, hours: object, on_preemption: object) -> None:
-    """Raises an error if an argument of `CheckpointManager` has a wrong type, before a later save would fail.
+    """Raises an error if an argument of `CheckpointManager` has a wrong type.
 
     Raises:
         ArgumentTypeError: An argument is of another kind.

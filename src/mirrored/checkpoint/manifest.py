@@ -80,7 +80,7 @@ class Manifest:
 
     @property
     def stored_arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The shapes and dtypes of all arrays in the files: `shape_and_dtype`, and separate per-replica components."""
+        """The shapes and dtypes of all stored arrays: `shape_and_dtype`, plus arrays with one value per replica."""
         found = self.shape_and_dtype
         components = [(name, saved.components) for name, saved in self.leaves.items() if saved.components]
         return {
@@ -100,7 +100,7 @@ class Manifest:
 
 
 def components_of(name: str) -> str:
-    """Returns the name in the array files of the per-replica components of the variable called `name`.
+    """Returns the name under which array files store the values of all replicas of the variable called `name`.
 
     No name of a part is equal to it: keys with a percent sign are escaped.
     """

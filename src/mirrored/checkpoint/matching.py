@@ -220,7 +220,7 @@ class RestoreStatus:
         return self._look().report()
 
     def assert_consumed(self) -> RestoreStatus:
-        """Raises an error unless every name in the checkpoint matches one in the program, and vice versa.
+        """Raises an error unless the checkpoint and the program contain state under exactly the same names.
 
         Raises:
             CheckpointMismatchError: A name is missing on one side.

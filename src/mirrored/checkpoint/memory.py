@@ -67,7 +67,7 @@ def keep_in_snapshots(name: str, state: ProcessState) -> None:
 
 
 class _DatasetSeeds:
-    """The global seed of datasets, and how many seeds were drawn from it: datasets that are made later draw others."""
+    """The global seed of datasets and the number of seeds drawn from it, which snapshots contain."""
 
     def describe(self) -> list[int | None]:
         return list(counts())
@@ -85,7 +85,7 @@ keep_in_snapshots("data.global_seed", _DatasetSeeds())
 
 @dataclasses.dataclass(frozen=True)
 class AllComponents(Saved):
-    """A `Saved` with every replica's component of a sync-on-read variable, whatever the variable's aggregation."""
+    """A `Saved` with one value per replica of a sync-on-read variable, whatever the variable's aggregation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Pending:
 
 
 def begin_snapshot(checkpoint: Checkpoint) -> Pending:
-    """Begins a snapshot of a checkpoint's state between two steps; returns a `Pending`, to copy the arrays later.
+    """Begins a snapshot of a checkpoint's state between two steps; returns a `Pending` that copies the arrays later.
 
     It also has the restored values that still wait for the objects to which they belong, as a checkpoint on disk does.
 

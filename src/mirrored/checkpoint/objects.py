@@ -199,7 +199,7 @@ _ADDS_NO_ATTRIBUTE: Final = frozenset({"equinox", "flax", "jax", "jaxlib", "nump
 
 
 def can_keep(value: object) -> bool:
-    """Returns whether mirrored may add an attribute to an object: to Keras' objects, its own, and plain Python objects.
+    """Returns whether `mirrored` may add an attribute to an object of Keras, of `mirrored` or of a plain Python class.
 
     The attributes of pytrees and of Flax's modules are their state, and those of namespaces are shown and compared.
     """
@@ -404,7 +404,7 @@ def stored_variable(value: object) -> object:
 
 
 def is_generated(name: str) -> bool:
-    """Returns whether Keras or mirrored generated the name of a variable; a leading colon is ignored."""
+    """Returns whether Keras or `mirrored` generated a variable's name, ignoring a leading colon in the name."""
     return _GENERATED.fullmatch(name.removeprefix(":")) is not None
 
 

@@ -156,7 +156,7 @@ def defines(value: object, *methods: str) -> bool:
 
 
 def is_frozen(value: object) -> bool:
-    """Returns whether `value` is a dataclass that is frozen, like a Flax struct, or overrides `__setattr__`."""
+    """Returns whether `value` is a dataclass instance that is frozen or overrides `__setattr__`, like a Flax struct."""
     parameters = getattr(type(value), "__dataclass_params__", None)
     own_rule = getattr(type(value), "__setattr__", None) is not getattr(object, "__setattr__", None)
     return parameters is not None and (bool(parameters.frozen) or own_rule)

@@ -27,7 +27,7 @@ class _End:
 
 
 def is_ending() -> bool:
-    """Returns whether the main thread has finished; Python 3.12 and later then starts no new threads."""
+    """Returns whether the main thread has finished, after which Python 3.12 and later starts no new threads."""
     return _End.has_come
 
 

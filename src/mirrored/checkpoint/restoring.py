@@ -102,7 +102,7 @@ class Restoration:
             raise
 
     def leave_to(self, newer: Restoration) -> None:
-        """Cancels the pending values for names in the program that a newer restore also contains."""
+        """Cancels this restore's pending values of existing state for which a newer restore also has a value."""
         graph = self._look()
         theirs, own = match(graph, newer._manifest), match(graph, self._manifest)
         taken = {*theirs.pairs, *(one.name for one in theirs.misfits)} - self._done
@@ -259,7 +259,7 @@ class Restoration:
         return {**self._held, **read_leaves(self._directory, self._manifest, others)} if others else self._held
 
     def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
-        """Returns a copy of `found` without mismatches of values that are already restored or that `wanted` rejects."""
+        """Returns a `Match` like `found`, without mismatches of values that are restored or that `wanted` rejects."""
         misfits = tuple(
             one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])
         )
@@ -291,7 +291,7 @@ def _check(found: Match, directory: Path, called: str, *, strict: bool, first: b
 
 
 def _without_rates(found: Match) -> Match:
-    """Returns a copy of `found` without the learning rates of unbuilt optimizers.
+    """Returns a `Match` like `found`, without the learning rates of unbuilt optimizers.
 
     Most programs have one under the same name, so it does not tell whether the checkpoint is one of this program.
     """
@@ -305,7 +305,7 @@ def _without_rates(found: Match) -> Match:
 
 
 def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory: Path, called: str) -> None:
-    """Raises an error if a Keras optimizer has other kinds of slots than the checkpoint, or another order of variables.
+    """Raises an error if a Keras optimizer and its saved state differ in the kinds of slots or the order of variables.
 
     Its slots are saved by position, so each variable would get the slots of another one.
     """
@@ -334,7 +334,7 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
 
 
 def _are_comparable(here: list[str], there: list[str], different: list[tuple[str, str]]) -> bool:
-    """Returns whether names in a different order prove that the variables are in a different order.
+    """Returns whether different lists of names prove that an optimizer's variables are in a different order.
 
     The name of a variable in no part of the checkpoint begins with a colon. A program can give such variables other
     names than the one that saved; the same names in another order are those of the same variables, unless Keras has

@@ -230,7 +230,7 @@ def _opened(path: Path) -> int:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Overwrites the lock file in place, because a new file would be another inode, without the lock."""
+    """Overwrites the lock file in place: the lock belongs to the inode, which a new file would not share."""
     with contextlib.suppress(OSError), path.open("r+" if path.exists() else "w", encoding="utf-8") as file:
         file.write(json.dumps(content))
         file.truncate()

@@ -41,7 +41,7 @@ class GroupMatch(NamedTuple):
     joined: list[Joined]
 
     def source_path(self, name: str) -> str:
-        """Returns the checkpoint's path for the program's path of optimizer state that a group of variables shares.
+        """Converts the program's path of a group's shared optimizer state to the checkpoint's path.
 
         Returns any other path unchanged.
         """
@@ -50,7 +50,7 @@ class GroupMatch(NamedTuple):
 
 
 def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], str | None]) -> GroupMatch:
-    """Matches the groups of variables that share optimizer state in the program with the groups in a checkpoint.
+    """Matches the program's groups of variables that share optimizer state with the groups in a checkpoint.
 
     A group without variables that the checkpoint knows keeps its number, unless another group has the state of that
     number.
@@ -96,7 +96,7 @@ def saved_path(optimizer: str, others: Mapping[str, list[str]], manifest: Manife
 
 
 def _have_state(manifest: Manifest, optimizer: str, numbers: list[int], labels: set[str]) -> bool:
-    """Returns whether a checkpoint contains state that the variables of one of an optimizer's groups share.
+    """Returns whether a checkpoint contains shared state of at least one of an optimizer's groups of variables.
 
     `labels` are the labels of such state in the program.
 

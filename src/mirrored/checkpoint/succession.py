@@ -24,7 +24,7 @@ class Succession:
         self.has_earlier = False
 
     def followed_by(self, newest: Restoration) -> Succession:
-        """Returns a new succession that prefers `newest`: earlier restores skip the names that it contains."""
+        """Returns a `Succession` with `newest` added; earlier restores skip state that `newest` also contains."""
         for one in self._restorations:
             one.leave_to(newest)
         found = Succession()

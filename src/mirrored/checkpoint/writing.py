@@ -62,7 +62,7 @@ class FencedError(Exception):
 
 
 class _Fence:
-    """Counts how often this process has left a job; the result of a write that began in an earlier job is discarded."""
+    """Counts how often this process has left a job, so that writes that began in an earlier job are discarded."""
 
     number = 0
 
@@ -72,7 +72,7 @@ _fence = threading.local()
 
 @distributed.on_leave
 def _raise_fence() -> None:
-    """Waits up to a time limit for the writes of this job, and discards those that have not ended.
+    """Waits up to a time limit for this job's checkpoint writes, and discards the writes that have not ended.
 
     The other workers wait meanwhile. Training goes on after the newest step in the workers' memory, and does not save
     that step again.
@@ -145,7 +145,7 @@ def remove_leftovers(folder: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def check_replaceable(directory: Path, called: str) -> None:
-    """Raises CheckpointError if writing a checkpoint to a path would remove files that are not a checkpoint's.
+    """Raises CheckpointError if writing a checkpoint to a path would remove files that do not belong to a checkpoint.
 
     Args:
         directory: The path of the checkpoint.
@@ -259,7 +259,7 @@ def _space_left(directory: Path, error: BaseException) -> str:
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Renames the new folder to its final path; at any time, `actual` finds the old or the new checkpoint.
+    """Renames a new checkpoint's folder to its final path; after a crash, `actual` finds the old or the new checkpoint.
 
     Other files that the user has put into the folder of a checkpoint that is replaced move to the new one.
     """
@@ -290,7 +290,7 @@ def replaced_beside(directory: Path) -> Path:
 
 
 def actual(directory: Path) -> Path:
-    """Returns a checkpoint's actual path: a backup path if the program was killed while replacing the checkpoint."""
+    """Returns where a checkpoint is: at its path, or at the backup path if a crash interrupted its replacement."""
     replaced = replaced_beside(directory)
     return replaced if not directory.exists() and replaced.exists() else directory
 
