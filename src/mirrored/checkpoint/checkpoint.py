@@ -246,7 +246,7 @@ class Checkpoint:
         return lock
 
     def note_saved(self, called: str) -> None:
-        """Warns if immutable objects or arrays that the program has not replaced since the last save are saved again.
+        """Warns if immutable objects or arrays are saved again without having been replaced since the last save.
 
         Args:
             called: The method that saves.

@@ -1,4 +1,4 @@
-"""Lists and deques of numbers that a program appends to, such as a history of losses.
+"""Restores lists and deques of numbers that a program appends to, such as a history of losses.
 
 A restore appends the saved numbers that they lack.
 """

@@ -341,7 +341,7 @@ def variable_behind(value: object) -> Variable | None:
 
 
 def keras_parts(value: Any, place: Place) -> list[Part] | None:
-    """Returns the state that a checkpoint saves of a Keras layer, model, metric or seed generator, otherwise None."""
+    """Returns the state of a Keras layer, model, metric or seed generator that a checkpoint saves, or None."""
     if has_no_value_yet(value):
         return []
     if is_keras(value, "Layer"):

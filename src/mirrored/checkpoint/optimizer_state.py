@@ -66,7 +66,7 @@ def unbuilt_rate(optimizer: object) -> LearningRate | None:
 
 
 def optimizer_parts(optimizer: object, place: Place) -> Iterator[Part]:
-    """Yields the state of an `Optimizer` that is in no variable: a schedule object, and attributes of a subclass."""
+    """Yields an `Optimizer`'s state outside of variables: a schedule object, and attributes of a subclass."""
     if not isinstance(optimizer, Optimizer):
         return
     rate = optimizer.given_rate()

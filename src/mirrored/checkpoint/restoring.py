@@ -50,7 +50,7 @@ def outside_of_steps(called: str) -> Iterator[None]:
 
 
 class Restoration:
-    """A restore that has restored the existing variables, and restores other variables when the program creates them.
+    """A restore of a checkpoint: restores existing variables at once, and others when the program creates them.
 
     Args:
         directory: The folder of the checkpoint.
