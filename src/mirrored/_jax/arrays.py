@@ -198,7 +198,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Returns whether all values of a 64-bit integer array fit a narrower integer `dtype`; True for other dtypes."""
+    """Returns whether `dtype` holds all values of a 64-bit integer array; True if a dtype is not an integer dtype."""
     if array.dtype.itemsize < 8 or dtype.itemsize >= 8 or array.dtype.kind not in "iu" or dtype.kind not in "iu":
         return True
     limits = np.iinfo(dtype)

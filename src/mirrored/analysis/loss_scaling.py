@@ -349,7 +349,7 @@ class LossScaling:
         return found
 
     def _divides(self, name: str, operands: Sequence[_Value]) -> bool:
-        """Returns whether an operation divides a value that is not constant by the number of replicas."""
+        """Returns whether an operation divides a non-constant value by the number of replicas."""
         if name not in ("mul", "div") or len(operands) != 2:
             return False
         factor = operands[1].constant

@@ -85,7 +85,7 @@ keep_in_snapshots("data.global_seed", _DatasetSeeds())
 
 @dataclasses.dataclass(frozen=True)
 class AllComponents(Saved):
-    """A `Saved` with one value per replica of a sync-on-read variable, whatever the variable's aggregation."""
+    """The saved state of a sync-on-read variable: one value per replica, not their aggregate."""
 
 
 @dataclasses.dataclass(frozen=True)

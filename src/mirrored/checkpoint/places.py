@@ -32,7 +32,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def holder(self) -> Any:
-        """Returns the object whose attribute or item this location is."""
+        """Returns the object that contains the value: the owner of the attribute, or the container of the item."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,7 +129,7 @@ class LoaderCursor(ForeignCursor):
 
 
 class LoaderCursors:
-    """Opens iterators over one loader, and infers the elements' shapes and dtypes without skipping an element.
+    """Opens iterators over a loader, also to infer shapes and dtypes, in such a way that no element is lost.
 
     Args:
         data: The loader.

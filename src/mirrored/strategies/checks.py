@@ -375,7 +375,7 @@ def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is
 
 
 def refuse_other_meshes(equations: Sequence[Sequence[JaxprEqn]]) -> None:
-    """Raises an error if the traced program of the replicas in a `run` places arrays on several devices.
+    """Raises an error if a function passed to `run` places arrays on a mesh or several devices of its own.
 
     Args:
         equations: The equations of the program (`equations_in`).

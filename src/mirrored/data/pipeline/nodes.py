@@ -77,7 +77,7 @@ class Run:
         return (*self.path, *(self.epochs or (0,) * (len(self.path) == 1)))
 
     def epoch(self, number: int) -> Run:
-        """Returns a copy of this `Run` for repetition `number` of a `repeat`, with a different shuffle order."""
+        """Returns a copy of this `Run` for the given epoch of a `repeat`, which shuffles in a different order."""
         if self.keys < KEYS:
             return dataclasses.replace(self, path=(*self.path, number))
         return dataclasses.replace(self, epochs=(number, *self.epochs) if number or self.epochs else ())

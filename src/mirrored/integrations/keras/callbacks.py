@@ -267,7 +267,7 @@ def _whole(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replaceable(filepath: object, overwrite: bool) -> Path | None:
-    """Returns the path of a local model file that may be replaced atomically; None for other destinations."""
+    """Returns the path of a local model file that a rename can replace; None for folders, URLs and open files."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in os.fspath(filepath):
         return None
     path = Path(filepath)
