@@ -462,6 +462,23 @@ def test_a_step_over_replicas_in_a_loop(strategy_of_two):
     assert float(v) == 13.0
 
 
+@pytest.mark.parametrize("outside", ["eager", "tf.function"])
+def test_a_compiled_step_is_converted_also_in_a_compiled_function(strategy_of_two, outside):
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def step(x):
+        if tf.reduce_sum(x) > 0:
+            return 2.0 * x
+        return -x
+
+    def run(x):
+        return strategy_of_two.run(step, args=(x,))
+
+    (batch,) = strategy_of_two.experimental_distribute_dataset([tf.constant([1.0, 2.0, -3.0, -4.0])])
+    results = (tf.function(run) if outside == "tf.function" else run)(batch)
+    found = [one.tolist() for one in strategy_of_two.experimental_local_results(results)]
+    assert found == [[2.0, 4.0], [3.0, 4.0]]
+
+
 def test_loops_with_a_tensor_array():
     @tf.function
     def squares(x):

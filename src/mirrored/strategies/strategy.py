@@ -210,7 +210,7 @@ class Strategy(DistributesInput, OlderNames):
                     fn.around(self, functools.partial(self._runs, out_specs), specs.key), *args, **kwargs
                 )
                 return run() if here.driver is None or given is fn else here.driver.run(given, fn, run)
-            fn = fn.python_function
+            # Inside a trace or a run, a call of `fn` runs inline, with its conversions.
         with within(strategies=(*here.strategies, self)), axis_names_explained():
             if self._device_assignment is None or self._device_assignment.num_replicas == 1:
                 return self._run(fn, args, kwargs, specs)
