@@ -92,7 +92,7 @@ class BitIdenticalJit:
 
 
 class _Lowered:
-    """A `jax.stages.Lowered` whose `compile` uses the compiler settings for bit-identical results."""
+    """A `jax.stages.Lowered` whose `compile` uses the compiler settings of `BitIdenticalJit`."""
 
     def __init__(self, lowered: jax.stages.Lowered) -> None:
         self._lowered = lowered

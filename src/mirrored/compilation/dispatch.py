@@ -221,7 +221,7 @@ def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) 
     another program, these variables have their new values, and are not lost.
 
     Args:
-        variables: The variables whose old values the program has consumed.
+        variables: The operands of the program: variables whose buffers it has donated, and those that it only reads.
         error: What was raised.
         waits: Whether to wait for values that are not computed yet. Otherwise they count as failed: a collective with
             a lost worker may never end.

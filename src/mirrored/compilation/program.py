@@ -100,7 +100,8 @@ class Program:
             donates none (see `_compile`).
         steps: The number of steps per execution, run as one scan. None: one step, and results have no dimension of
             steps.
-        owner: The `Function` to which the program belongs. Its `traced_function` is the Python function.
+        owner: The `Function` to which the program belongs, and whose `traced_function` a call under a tape may trace
+            again.
         under_tape: Whether the program is for calls under a tape (see `FunctionStore`).
 
     Attributes:
@@ -291,7 +292,8 @@ class Program:
             dispatch.launched(results[-1])
         except jax.errors.JaxRuntimeError as error:
             dispatch.forget()
-            # Only errors of the program are handled. After Ctrl-C the step has succeeded, and its values are stored.
+            # It is the error of this step, or of an earlier one that has failed meanwhile. An interrupt needs no
+            # handling: the variables have either all old or all new values.
             lose_failed((*self._donated, *self._not_donated), error, waits=self._several is None)
             for variable in self._not_donated:
                 if variable.is_lost:  # its own step has failed before, and this one has only read it

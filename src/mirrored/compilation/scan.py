@@ -29,8 +29,8 @@ class Scan:
         steps: The number of steps.
         carry: The places of the assigned variables among the variables' values.
         results: The results of a step that are arrays.
-        derived: The places of the variables whose values keep their derivatives from one step to the next. Those of
-            the others have the derivatives of the variables, for a tape around the call (see `read_again`).
+        derived: The places of the variables whose values keep their derivatives from one step to the next. For a tape
+            around the call, gradients of the other variables' values flow to the variables (see `read_again`).
     """
 
     step: Callable[..., list[Any]]

@@ -1,9 +1,10 @@
 """Compiled `Strategy.run`: traces a function for all replicas into one SPMD program with one `shard_map`.
 
-1. The function is traced once per *local* replica into a body jaxpr. Without virtual replicas, that is once.
+1. The function is traced once per *local* replica into one body jaxpr. Without virtual replicas, that is once.
 2. Values that it reads from outside become constants of the body, and then operands of the program.
-3. The replication check verifies that values assigned to mirrored variables are replicated, or raises an error.
-4. The body is bound with `shard_map(check_vma=False)` (`strategies.binding`).
+3. The replication check proves that what must be equal on all replicas is equal, or raises an error: values assigned to
+   mirrored variables, declared results, and what merges close over or read as one value.
+4. The body is bound with `shard_map(check_vma=False)` (`strategies.binding`). Step 3 takes the place of JAX's check.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ class _Run:
             return self._trace(fn, leaves, treedef, places, parts)
 
         body = self._staged(flat_body, shapes, axes)
-        # Replica 0 may create state that the others find. So the second trace, not the first one, checks what merges
+        # A trace that creates variables is discarded, and the function is traced again (`Function._traced`). In the
+        # first trace, replica 0 may create state that the others find. So only the second one checks what merges
         # enclose and read, the loss scale, assignments and declared results.
         self._is_repeated = created_in_function(self._outer_store).repeats_trace
         self._outermost.rereads |= self._runner.store.rereads

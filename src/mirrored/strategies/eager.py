@@ -29,9 +29,11 @@ _FLAG: Final = "xla_gpu_deterministic_ops"
 def run_eager(
     strategy: Strategy, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs
 ) -> Any:
-    """Executes one eager `Strategy.run`; an exception leaves either all or none of the assignments in effect.
+    """Executes one eager `Strategy.run`; stores all assignments of its replicas at the end, or none.
 
-    They are new only if an interrupt, such as Ctrl-C, comes after the assignments are committed.
+    After an exception, the strategy's variables have their values from before the run; after an interrupt, such as
+    Ctrl-C, that comes when the assignments are stored already, those from after it. Plain variables, whose assignments
+    are not staged, keep what was assigned (`runtime.variable_store`).
     """
     runner = EagerRunner(strategy)
     if strategy.cross_device_ops.as_written:

@@ -77,8 +77,8 @@ class Strategy(DistributesInput, OlderNames):
     def num_replicas_in_sync(self) -> int:
         """The total number of replicas of the strategy."""
         here = ambient()
-        # The number becomes a constant in the trace of a jitted helper. In replica context such a trace is not reused
-        # elsewhere. Outside of it, JAX has already chosen the cache entry when the helper reads the number.
+        # The number becomes a constant in the trace of a jitted helper that reads it. `tell_apart` keeps JAX from
+        # reusing a replica's trace elsewhere. In eager cross-replica code nothing does, as for any global in plain JAX.
         if here.runner is not None and here.replica is not None:
             here.runner.tell_apart(here.replica.local_index)
         return 1 if self._device_assignment is None else self._device_assignment.num_replicas

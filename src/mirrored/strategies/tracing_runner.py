@@ -136,6 +136,11 @@ class TracingRunner(ReplicaRunner):
         return jax.named_scope(scope_of(local)) if self.group_info.padded else nullcontext()
 
     def _argument(self, leaf: object, local: int) -> Any:
+        """Returns a replica's component of an argument of `run`.
+
+        If reads are separated (`TracedReplicaStore.separates_reads`), each replica gets another tracer for a replicated
+        value, so that each has its own cotangent.
+        """
         value = self.component(leaf, local)
         if (
             not self.store.separates_reads
@@ -212,7 +217,8 @@ class TracingRunner(ReplicaRunner):
         # even if the local replicas return the same tracer; a value from outside is shared.
         if isinstance(first, Tracer):
             return not (self._is_inside(first) or self._is_component(first))
-        # Eagerly, each replica makes an array of its own. Here one replica may stand for all.
+        # A concrete array that the replica function has made is per replica, as in an eager run, where each replica
+        # makes its own. If one traced replica stands for all, identity does not show that: it must have been given.
         return self.num_local > 1 or not self.stands_for_others or is_given(first, *self._called)
 
     def component(self, value: object, local: int) -> Any:

@@ -113,8 +113,9 @@ thread: Final = _LockThread()
 def turn() -> AbstractContextManager[Any]:
     """Returns the lock that a thread holds to read and then assign variables without interference by other threads.
 
-    This is the assignment lock (`running`). Entering it waits while another thread holds it, for instance during an
-    eager run. In a thread that needs no lock (`excuse`, `without_turns`), the result is an empty context manager.
+    This is the assignment lock (`running`), not the turn of a replica's thread in `runtime.lockstep`. Entering it waits
+    while another thread holds it, for instance during an eager run. In a thread that needs no lock (`excuse`,
+    `without_turns`), the result is an empty context manager.
 
     Raises:
         ContextError: The call is in a callback of a compiled program, which would deadlock.
