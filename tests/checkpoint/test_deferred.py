@@ -720,11 +720,3 @@ def test_what_waits_does_not_keep_a_plain_object_alive(tmp_path):
     del target
     gc.collect()
     assert reference() is None
-
-
-def test_a_waiting_restore_adds_no_attribute_to_namespaces_and_pytrees(tmp_path):
-    namespace, module = types.SimpleNamespace(), nnx.Dict()
-    before = [dict(vars(one)) for one in (namespace, module)]
-    status = Checkpoint(model=Lazy(), rest=namespace, module=module).restore(lazy_checkpoint(tmp_path))
-    assert [dict(vars(one)) for one in (namespace, module)] == before
-    status.expect_partial()

@@ -16,10 +16,11 @@ from mirrored.checkpoint.directory import as_path, following
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.immutable_parts import ArraysSaved, log_replaced, log_unassigned
+from mirrored.checkpoint.keepers import keepers
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
-from mirrored.checkpoint.objects import Part, can_keep, root_parts
+from mirrored.checkpoint.objects import Part, root_parts
 from mirrored.checkpoint.places import Attribute, Place, Root, refuse_private
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
@@ -384,7 +385,7 @@ class Checkpoint:
             self._stop_waiting()
         if not succession.is_over():
             self._restoration = succession
-            kept = [*self._keepers, *(one for one in self._look().visited.values() if can_keep(one))]
+            kept = [*self._keepers, *keepers(self._look(), self._root.values(), succession)]
             self._keepers = list({id(one): one for one in kept}.values())
             deferred.expect(self, self._keepers)
             hooks.connect()  # so that the frameworks' objects report new attributes

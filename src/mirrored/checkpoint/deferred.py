@@ -114,10 +114,19 @@ def noticing(value: object) -> Any:
 KEPT: Final = "_mirrored_waiting_checkpoints"
 
 
-class _Kept(dict[int, "Waiting"]):
-    """A dict attribute by which an object keeps restored checkpoints alive; a copy of the object gets an empty dict."""
+class _Kept:
+    """The restored checkpoints that an object keeps alive, by `id`; a copy of the object keeps none.
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+    It is no container and has no `__dict__`: the checkpoints refer to the object, so functions of the program that
+    collect variables from the attributes of an object would otherwise not end.
+    """
+
+    __slots__ = ("checkpoints",)
+
+    def __init__(self) -> None:
+        self.checkpoints: dict[int, Waiting] = {}
+
+    def __reduce__(self) -> Any:
         return _Kept, ()
 
 
@@ -187,16 +196,16 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     _waiting[key] = weakref.ref(checkpoint, lambda _: _forget(key)), since
     # Only these objects hold the checkpoint strongly, so deferred restoration ends when they are garbage-collected.
     for keeper in keepers:
-        vars(keeper).setdefault(KEPT, _Kept())[key] = checkpoint
+        vars(keeper).setdefault(KEPT, _Kept()).checkpoints[key] = checkpoint
     set_watch(_made)
 
 
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     """Unregisters a checkpoint that `expect` has registered, so that the checkpoint restores no further variables."""
     for keeper in keepers:
-        kept = vars(keeper).get(KEPT, {})
-        kept.pop(id(checkpoint), None)
-        if not kept:
+        kept = vars(keeper).get(KEPT, _Kept())
+        kept.checkpoints.pop(id(checkpoint), None)
+        if not kept.checkpoints:
             vars(keeper).pop(KEPT, None)
     _forget(id(checkpoint))
 

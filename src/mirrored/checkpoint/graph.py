@@ -57,6 +57,7 @@ class Graph:
         groups: For every optimizer, the names of the variables that have slots, by group.
         optimizers: The optimizers, by name.
         visited: All visited objects, by `id`. Keeping them alive prevents the reuse of their ids.
+        names: The names of the visited objects and of their variables, by `id`.
         variables: The variables (ours or Keras') by name.
         lists: The lists and deques by name.
         unsaved: The arrays in the checkpoint's own dicts, lists and tuples that cannot be saved, by name.
@@ -71,6 +72,7 @@ class Graph:
     groups: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
     optimizers: dict[str, HasSlots] = dataclasses.field(default_factory=dict)
     visited: dict[int, Any] = dataclasses.field(default_factory=dict)
+    names: dict[int, str] = dataclasses.field(default_factory=dict)
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     lists: dict[str, list[Any] | deque[Any]] = dataclasses.field(default_factory=dict)
     unsaved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -174,7 +176,7 @@ class _Walk:
     ) -> None:
         self.graph = Graph()
         self._outside = outside
-        self._names: dict[int, str] = {}
+        self._names = self.graph.names
         self._held: dict[str, tuple[str, ...]] = {}
         self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
         self._queue.extend((part, _Zone(numbers=False)) for part in of_root)

@@ -195,27 +195,6 @@ def is_shareable(value: object) -> bool:
     return not isinstance(value, (tuple, MappingProxyType, jax.Array)) and not is_frozen(value)
 
 
-_ADDS_NO_ATTRIBUTE: Final = frozenset({"equinox", "flax", "jax", "jaxlib", "numpy", "optax", "tensorflow", "torch"})
-
-
-def can_keep(value: object) -> bool:
-    """Returns whether `mirrored` may add an attribute to an object of Keras, of `mirrored` or of a plain Python class.
-
-    The attributes of pytrees and of Flax's modules are their state, and those of namespaces are shown and compared.
-    """
-    try:
-        if type(object.__getattribute__(value, "__dict__")) is not dict:
-            return False
-    except AttributeError:
-        return False
-    packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
-    if packages & {"keras", "mirrored"}:
-        return True
-    is_namespace = isinstance(value, (SimpleNamespace, argparse.Namespace))
-    is_of_python = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
-    return not (packages & _ADDS_NO_ATTRIBUTE or is_namespace or is_of_python) and jax.tree_util.all_leaves([value])
-
-
 def attributes_of(value: object) -> Iterator[tuple[str, Any]]:
     """Yields the names and values of an object's attributes, public ones first."""
     try:

@@ -81,6 +81,10 @@ class Restoration:
         """Returns whether all values in the checkpoint have been restored, so that the restore is complete."""
         return self._manifest.leaves.keys() <= self._used
 
+    def pending(self) -> tuple[Manifest, set[str]]:
+        """Returns the checkpoint's manifest, and the names in it whose values are not restored yet."""
+        return self._manifest, self._manifest.leaves.keys() - self._used
+
     def begin(self, called: str, *, strict: bool = False) -> None:
         """Restores the values whose variables or other state already exist; `proceed` restores the other values later.
 

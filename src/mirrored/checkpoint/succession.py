@@ -38,6 +38,10 @@ class Succession:
         """Returns whether no restore has pending values."""
         return not self._restorations
 
+    def pending(self) -> list[tuple[Manifest, set[str]]]:
+        """Returns the manifest of each restore, with the names in it whose values are not restored yet."""
+        return [one.pending() for one in self._restorations]
+
     def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
         """Restores newly created variables and other state, each from the newest restore that contains its value.
 

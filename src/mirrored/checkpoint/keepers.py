@@ -1,0 +1,71 @@
+"""Chooses the objects that keep a restored `Checkpoint` alive while it waits for variables that they may create."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+import jax
+
+from mirrored.checkpoint.graph import Graph, paths_to
+from mirrored.checkpoint.matching import resolve
+from mirrored.checkpoint.succession import Succession
+
+_ADDS_NO_ATTRIBUTE: Final = frozenset({"equinox", "flax", "jax", "jaxlib", "numpy", "optax", "tensorflow", "torch"})
+
+
+def keepers(graph: Graph, roots: Iterable[Any], succession: Succession) -> Iterator[Any]:
+    """Yields the objects of a checkpoint that keep it alive until its restores are complete.
+
+    A plain Python object is one only if values wait below one of its paths. Others, such as a configuration that
+    several models share, are not changed, and do not keep the models alive.
+
+    Args:
+        graph: The state of the checkpoint's objects.
+        roots: The root object of the checkpoint, if there is one.
+        succession: The restores that wait.
+    """
+    yield from (one for one in roots if _is_of_framework(one) or _is_plain(one))
+    others = graph.other_names()
+    pending = [(manifest, _paths_above(names)) for manifest, names in succession.pending()]
+    for key, one in graph.visited.items():
+        if _is_of_framework(one):
+            yield one
+        elif _is_plain(one):
+            paths = list(paths_to(graph.names[key], others))
+            if any(resolve(path, manifest) in waiting for manifest, waiting in pending for path in paths):
+                yield one
+
+
+def _paths_above(names: Iterable[str]) -> set[str]:
+    """Returns the paths of the objects that contain state of the given names."""
+    return {name[:end] for name in names for end, character in enumerate(name) if character == "/"}
+
+
+def _has_attributes(value: object) -> bool:
+    try:
+        return type(object.__getattribute__(value, "__dict__")) is dict
+    except AttributeError:
+        return False
+
+
+def _packages(value: object) -> set[str]:
+    return {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+
+
+def _is_of_framework(value: object) -> bool:
+    return _has_attributes(value) and not _packages(value).isdisjoint({"keras", "mirrored"})
+
+
+def _is_plain(value: object) -> bool:
+    """Returns whether mirrored may add an attribute to an object that is none of Keras' and none of its own.
+
+    The attributes of pytrees and of Flax's modules are their state, and those of namespaces are shown and compared.
+    """
+    if not _has_attributes(value) or isinstance(value, (SimpleNamespace, argparse.Namespace)):
+        return False
+    is_of_python = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+    return not is_of_python and _packages(value).isdisjoint(_ADDS_NO_ATTRIBUTE) and jax.tree_util.all_leaves([value])
