@@ -17,6 +17,7 @@ from mirrored.elastic.link import Link, Place, WorkersChanged, cluster_descripti
 from mirrored.elastic.snapshots import Snapshots, share
 from mirrored.elastic.warming import warm_up
 from mirrored.errors import AbsentWorkerError, LostStateError
+from mirrored.runtime import hooks
 from mirrored.settings import HEARTBEAT_SECONDS, RESTART
 from mirrored.watchdog.fail_fast_exit import is_lost_peer
 
@@ -46,6 +47,7 @@ class Worker:
     def run(self, train: Callable[[Place, Snapshots], T]) -> T:
         """Calls the training function once per membership epoch until it returns on all workers; returns its result."""
         distributed.interrupt_waits_by(self._link.check)
+        hooks.connect()  # The bridges of Keras and Flax note state, too, also of layers made before the first scope.
         distributed.begin_jobs()
         own: dict[str, str] | None = description()
         if RESTART.read() and not self._snapshots.steps:  # with a copy, all processes restart and wait for each other
