@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import mirrored as mr
+import mirrored.tf as tf
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.data import global_seed
 
@@ -41,3 +42,21 @@ def test_datasets_after_a_resumed_snapshot_have_the_orders_of_an_undisturbed_run
     global_seed.set_global_seed(3)
     restore_snapshot(checkpoint, snapshot)
     assert order() == expected
+
+
+def test_functions_have_the_random_numbers_of_the_first_call() -> None:
+    def drawn(dataset: mr.data.Dataset) -> list[float]:
+        return [float(one) for one in dataset]
+
+    def training_function() -> list[list[float]]:
+        return [drawn(made_before), drawn(mr.data.Dataset.range(3).map(noise))]
+
+    def noise(_: object) -> object:
+        return tf.random.uniform(())
+
+    made_before = mr.data.Dataset.range(3).map(noise)
+    global_seed._note_counts()
+    first = training_function()
+    assert first[0] != first[1]
+    global_seed._restore_first_counts()
+    assert training_function() == first

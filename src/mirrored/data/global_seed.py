@@ -61,3 +61,6 @@ def _restore_first_counts() -> None:
     """Makes an elastic job's training function draw the same seeds in each call, as in that of a new worker."""
     for before in _counts_before:
         restore_counts(before)
+        if GlobalSeed.seed is not None:
+            with seed_lock:
+                GlobalSeed.resets += 1  # operations made before the job draw their streams again, not those of later ones
