@@ -196,18 +196,24 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     _waiting[key] = weakref.ref(checkpoint, lambda _: _forget(key)), since
     # Only these objects hold the checkpoint strongly, so deferred restoration ends when they are garbage-collected.
     for keeper in keepers:
-        vars(keeper).setdefault(KEPT, _Kept()).checkpoints[key] = checkpoint
+        _attributes(keeper).setdefault(KEPT, _Kept()).checkpoints[key] = checkpoint
     set_watch(_made)
 
 
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     """Unregisters a checkpoint that `expect` has registered, so that the checkpoint restores no further variables."""
     for keeper in keepers:
-        kept = vars(keeper).get(KEPT, _Kept())
+        kept = _attributes(keeper).get(KEPT, _Kept())
         kept.checkpoints.pop(id(checkpoint), None)
         if not kept.checkpoints:
-            vars(keeper).pop(KEPT, None)
+            _attributes(keeper).pop(KEPT, None)
     _forget(id(checkpoint))
+
+
+def _attributes(keeper: object) -> dict[str, Any]:
+    """Returns an object's own attributes, also if its class looks up ``__dict__`` in another way, as proxies do."""
+    attributes: dict[str, Any] = object.__getattribute__(keeper, "__dict__")
+    return attributes
 
 
 def _forget(key: int) -> None:

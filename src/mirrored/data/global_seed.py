@@ -63,4 +63,4 @@ def _restore_first_counts() -> None:
         restore_counts(before)
         if GlobalSeed.seed is not None:
             with seed_lock:
-                GlobalSeed.resets += 1  # operations made before the job draw their streams again, not those of later ones
+                GlobalSeed.resets += 1  # operations made before the job take their random streams again, too
