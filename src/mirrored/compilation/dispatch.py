@@ -152,7 +152,8 @@ class DonatingStep:
             consume(storing(steps._attributes, self.results))
         else:
             for variable in steps.donated:
-                if variable._array.is_deleted():
+                # A lost variable keeps the reason of the step that has lost it: later steps fail for the same reason.
+                if variable._array.is_deleted() and not variable.is_lost:
                     variable.lose(self._why)
         state.version += 1
         state.step = None
