@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrored as mr
 from mirrored._jax.dispatch import CacheMisses
-from mirrored.errors import LostStateError
+from mirrored.compilation import dispatch
+from mirrored.compilation.dispatch import WorkerArguments
+from mirrored.errors import DisagreementError, LostStateError
 
 
 def test_a_lost_variable_names_the_error_of_the_step_that_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +30,28 @@ def test_a_lost_variable_names_the_error_of_the_step_that_lost_it(monkeypatch: p
     for use in (step, v.numpy, step, v.numpy):
         with pytest.raises(LostStateError, match="^reading v: [a-z ]+ failed: RuntimeError: out of memory"):
             use()
+
+
+def test_a_call_after_a_disagreement_compares_everything_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchanged = []
+    others = iter(["another program", "another program", "the program"])
+
+    def allgather(called: str, question: str, value: Any) -> list[Any]:
+        exchanged.append(question)
+        return [value, [value[0], next(others)]]
+
+    def equal(called: str, values: Any, **parts: str) -> None:
+        exchanged.append(f"compare {next(iter(values))}")
+
+    monkeypatch.setattr(dispatch, "host_allgather", allgather)
+    monkeypatch.setattr(dispatch, "check_equal", equal)
+    arguments = WorkerArguments("f", [np.ones(2)])
+    for _ in range(2):
+        with pytest.raises(DisagreementError, match="is not the program on worker 0"):
+            arguments.arrive([np.ones(3)], "the program")
+    arguments.arrive([np.ones(3)], "the program")
+    assert exchanged == [
+        *["call f for the first time"] * 3,
+        "compare array 0 of its arguments",
+        "compare captured array 0",
+    ]

@@ -292,13 +292,15 @@ class WorkerArguments:
             The arguments that are only in this worker's memory, by position.
         """
         own = {place: array for place, array in enumerate(arrays) if _is_fully_addressable(array)}
-        self._calls += 1
-        if self._calls == 1:
+        number = self._calls + 1
+        if number == 1:
             self._compare_all(arrays, own, program)
             self._captured = ()
-        elif self._calls & (self._calls - 1) == 0 or self._calls % _MOST_BETWEEN == 0:
+        elif number & (number - 1) == 0 or number % _MOST_BETWEEN == 0:
             self._compare(own)
             self._compare_captured()
+        # After a disagreement, which all workers raise, the next call compares again.
+        self._calls = number
         collective_log.arrive(self._place, user_lines())
         return own
 
