@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mirrored as mr
 from mirrored._jax.dispatch import CacheMisses
-from mirrored.compilation import dispatch
+from mirrored.compilation import dispatch, program
 from mirrored.compilation.dispatch import WorkerArguments
 from mirrored.errors import DisagreementError, LostStateError
+from mirrored.watchdog.collective_log import collective_log
 
 
 def test_a_lost_variable_names_the_error_of_the_step_that_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +57,35 @@ def test_a_call_after_a_disagreement_compares_everything_again(monkeypatch: pyte
         "compare array 0 of its arguments",
         "compare captured array 0",
     ]
+
+
+@pytest.mark.parametrize("under_tape", [False, True])
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_call_that_fails_before_the_dispatch_is_not_logged_as_running(
+    under_tape: bool, donate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    monkeypatch.setattr(program, "several_processes", lambda *_: strategy.device_assignment)
+    monkeypatch.setattr(dispatch, "host_allgather", lambda called, question, value: [value])
+    monkeypatch.setattr(dispatch, "check_equal", lambda *_, **parts: None)
+    with strategy.scope():
+        v, factor = mr.Variable(jnp.zeros(3)), mr.Variable(1.0, name="factor")
+    step = mr.function(lambda x: strategy.run(lambda: v.assign_add(factor * x)), donate=donate)
+
+    def called(x: Any) -> None:
+        if not under_tape:
+            step(x)
+            return
+        with mr.GradientTape():
+            step(x)
+
+    called(jnp.ones(3))
+    elsewhere = jax.device_put(jnp.ones(3), jax.devices()[3])
+    monkeypatch.setattr(dispatch, "placed", lambda array, *_, **parts: array)
+    with pytest.raises(ValueError, match="devices"):
+        called(elsewhere)
+    assert not collective_log.inside
+    factor.lose("out of memory")
+    with pytest.raises(LostStateError, match="reading factor"):
+        called(jnp.ones(3))
+    assert not collective_log.inside

@@ -287,8 +287,6 @@ class Program:
         try:
             outs = self._dispatched(arrays)
             results = outs[len(self._assigned) :]
-            if self._several is not None:
-                self._met.record_dispatch(results[-1])
             dispatch.launched(results[-1])
         except jax.errors.JaxRuntimeError as error:
             dispatch.forget()
@@ -310,19 +308,27 @@ class Program:
                 state.step.finish()
             if thread.before is not None:
                 note_former(self._assigned)
-            if self._several is not None:
-                arrays = self._met.arguments(arrays, self._several, self._digest)
-            rest = [variable.borrowed() for variable in self._not_donated] + self._outer
-            rest += arrays
             try:
+                if self._several is not None:
+                    arrays = self._met.arguments(arrays, self._several, self._digest)
+                rest = [variable.borrowed() for variable in self._not_donated] + self._outer
+                rest += arrays
                 if self._donating is None:
-                    return self._run(rest)
-                step = self._donating(rest)
-            except ValueError as error:
+                    outs, interruption = self._run(rest), None
+                else:
+                    step = self._donating(rest)
+                    outs, interruption = step.results, step.interruption
+            except BaseException as error:
+                if self._several is not None:
+                    self._met.record_dispatch(None)
+                if not isinstance(error, ValueError):
+                    raise
                 raise explained_device_error(self._name, error) or error from None
-        if step.interruption is not None:  # an interrupt during the step, kept until its results were stored
-            raise step.interruption
-        return step.results
+            if self._several is not None:
+                self._met.record_dispatch(outs[-1])
+        if interruption is not None:  # an interrupt during the step, kept until its results were stored
+            raise interruption
+        return outs
 
     def _run(self, operands: Sequence[Any]) -> list[Any]:
         """Runs the program without donating buffers, and stores the new values of variables."""
@@ -365,8 +371,10 @@ class Program:
                 self._met.arrive(payloads, self._digest)
             try:
                 outs = self._plain(*values, *self._outer, *arrays)
-            except ValueError as error:
-                explained = explained_nesting(self._name, error)
+            except BaseException as error:
+                if together:
+                    self._met.record_dispatch(None)
+                explained = explained_nesting(self._name, error) if isinstance(error, ValueError) else None
                 if explained is None:
                     raise
                 raise explained from error
