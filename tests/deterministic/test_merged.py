@@ -5,6 +5,7 @@ The merged function computes once per device what all of the device's replicas r
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -69,3 +70,41 @@ def test_a_center_and_its_gradient(center_of: Callable[..., Any], replicas: int,
     for results in found[1:]:
         for result, expected in zip(results, found[0], strict=True):
             np.testing.assert_array_equal(result, expected)
+
+
+def weighted(strategy: Any, h: Any, y: Any) -> Any:
+    return strategy.reduce("MEAN", h, axis=None) * y * 0.3 + y * 0.7
+
+
+def nested(strategy: Any, h: Any, y: Any) -> Any:
+    inner = strategy.run(lambda h, y: h * y * 0.3, args=(h, y))
+    return strategy.reduce("MEAN", inner, axis=None) * 0.7 + strategy.run(lambda y: y, args=(y,)) * 0.1
+
+
+@pytest.mark.parametrize("merged", [weighted, nested], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("under_tape", [False, True])
+def test_a_value_from_outside_the_run_is_one_value_in_the_merged_function(
+    under_tape: bool, merged: Callable[..., Any]
+) -> None:
+    found = []
+    for count, compiled in [(2, False), (1, True), (2, True), (4, True)]:
+        strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(count)], num_replicas=4, deterministic=True)
+
+        def replica(x: Any, y: Any) -> Any:
+            h = (x @ W).mean(0)
+            return mr.get_replica_context().merge_call(merged, (h, y)) * h
+
+        def step(x: Any, w: Any, strategy: Any = strategy, replica: Any = replica) -> Any:
+            with mr.GradientTape() if under_tape else contextlib.nullcontext() as tape:
+                y = w * 1.3
+                if tape is not None:
+                    tape.watch(y)
+                total = strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
+            return total if tape is None else tape.gradient(total, y)
+
+        (x,) = strategy.experimental_distribute_dataset([X])
+        found.append(np.asarray((mr.function(step) if compiled else step)(x, jnp.asarray(W[0]))))
+    eager, first, *others = found
+    np.testing.assert_allclose(first, eager, rtol=1e-5)
+    for other in others:
+        np.testing.assert_array_equal(other, first)

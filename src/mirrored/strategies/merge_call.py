@@ -257,6 +257,7 @@ def call_merged(
     # The function runs in the thread that started the replicas, in which the trace of the run is current.
     here = functools.partial(_eagerly, ambient().store) if outside else contextlib.nullcontext
     tapes = [] if outside else _tapes()
+    is_taped = any(tape not in runner.outer_listeners for tape in tapes)
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         # A merge that does not run in place runs in the thread that started the replicas: its tapes are outside of it.
@@ -264,9 +265,8 @@ def call_merged(
         is_recorded = runner.device_assignment.num_replicas > 1 and any(tape not in outer for tape in tapes)
         probe = GradientTape() if is_recorded else None
         with within(replica=None), here(), probe or contextlib.nullcontext():
-            parts = [payload[-1].restored(runner.isolated(payload[:-1])) for payload in payloads]
-            merged_args, merged_kwargs = structures.regroup(
-                parts, "ReplicaContext.merge_call", functools.partial(group, runner), are_shared=runner.are_shared
+            merged_args, merged_kwargs = _merged_arguments(
+                runner, payloads, functools.partial(group, runner), is_taped=is_taped
             )
             leaves, treedef = structures.flatten(merge_fn(context.strategy, *merged_args, **merged_kwargs))
             if probe is not None:
@@ -281,6 +281,25 @@ def call_merged(
     merge = Merge(name, run, given=given, enclosed=enclosed_by(name, key, runner.outer_listeners))
     *arrays, rest = run_merge(merge, _payload(*structures.flatten((args, kwargs))))
     return rest.restored(arrays)
+
+
+def _merged_arguments(
+    runner: ReplicaRunner, payloads: Sequence[Any], group: Callable[[Sequence[Any]], Any], *, is_taped: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Combines the replicas' arguments for the merged function; isolates those that not all replicas share.
+
+    Args:
+        runner: The runner of the replicas.
+        payloads: The replicas' payloads.
+        group: Combines the replicas' values of an argument that they do not share.
+        is_taped: Whether the replicas have opened tapes. Isolated arrays are then the replicas' own, as in eager runs.
+    """
+    parts = [payload[-1].restored(payload[:-1]) for payload in payloads]
+    columns, treedef = structures.transpose(parts, "ReplicaContext.merge_call")
+    isolated = list(zip(*map(runner.isolated, zip(*columns, strict=True)), strict=True))
+    shared = runner.are_shared(isolated if is_taped else columns)
+    leaves = zip(columns, isolated, shared, strict=True)
+    return treedef.unflatten([one[0] if is_shared else group(own) for one, own, is_shared in leaves])  # type: ignore[no-any-return]
 
 
 def enclosed_by(called: str, key: FunctionKey, outer: Sequence[ReadListener] = ()) -> tuple[tuple[str, Any], ...]:

@@ -150,7 +150,7 @@ class TracingRunner(ReplicaRunner):
             return value
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return value
-        return CaptureTracer(value.shape, value.dtype, Passed(value, local), weak_type=value.weak_type)
+        return CaptureTracer(value.shape, value.dtype, Passed(as_passed(value), local), weak_type=value.weak_type)
 
     def _context(self, local: int) -> ReplicaContext:
         def replica_id() -> Any:
@@ -210,6 +210,7 @@ class TracingRunner(ReplicaRunner):
         return LocalPerReplica(components, lambda: self.all_components(components), self.device_assignment)
 
     def is_shared(self, components: Sequence[Any]) -> bool:
+        components = [as_passed(component) for component in components]
         first = components[0]
         if not structures.identical(components):
             return isinstance(first, (bool, int, float, complex, str)) and _all_equal(components)
