@@ -363,3 +363,24 @@ def test_recompute_grad_refuses_an_assignment_that_aggregates(devices: int, wrap
     with tf.GradientTape(), pytest.raises(mr.errors.MergeError, match="under a JAX transform"):
         step()
     assert float(mean.numpy()) == 0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_in_a_recomputed_function_has_the_gradients_of_a_run_outside(devices: int, deterministic: bool) -> None:
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=2, deterministic=deterministic)
+    with strategy.scope():
+        v = tf.Variable(1.0)
+
+    def replica(x: Any) -> Any:
+        v.assign(v * 2.0)
+        return v * x
+
+    total = tf.recompute_grad(lambda x: strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None))
+    step = tf.function(lambda x: total(x))
+    x = tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = step(x)
+    # The assignment has no derivative: the gradient of the value that is read after it flows to the variable.
+    assert list(map(float, tape.gradient(y, [v, x]))) == [6.0, 4.0]

@@ -136,6 +136,9 @@ class OverlayStore(VariableStore):
                 self._staged[id(variable), other] = (variable, part, whole[2])
         self._staged[id(variable), replica] = (variable, without_derivative(value), where)
 
+    def outermost(self) -> VariableStore:
+        return self if self._below is None else self._below.outermost()
+
     def is_assigned(self, variable: VariableLike) -> bool:
         return any(key[0] == id(variable) for key in self._staged) or super().is_assigned(variable)
 
