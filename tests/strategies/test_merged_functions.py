@@ -382,3 +382,25 @@ def test_a_merge_reads_a_mirrored_variable_only_if_the_replicas_have_assigned_eq
         return
     results = [float(one) for one in strategy.experimental_local_results(run(replica))]
     assert results == [replicas * (replicas - 1) / 2] * len(results)
+
+
+@layouts
+@ways
+def test_a_merge_checks_a_variable_of_which_a_replica_has_read_a_component_of_another(devices, replicas, compiled):
+    """In a compiled run the merge used the value that the read had combined, and each device its own, silently."""
+    strategy, run = made(devices, replicas, compiled)
+    with strategy.scope():
+        v = mr.Variable(0.0, trainable=False)
+
+    def merged(_: Any) -> Any:
+        value = v * 2.0
+        v.assign(1.0)
+        return value
+
+    def replica(number: Any) -> Any:
+        v.assign(number)
+        v.values[1].read_value()
+        return mr.get_replica_context().merge_call(merged)
+
+    with pytest.raises(ReplicaDivergenceError, match=r"would differ between replicas"):
+        run(replica)

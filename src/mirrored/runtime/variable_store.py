@@ -319,8 +319,11 @@ class ReplicaStore(VariableStore):
         if whole is None:
             components = [self.local(variable, replica) for replica in range(self.num_local)]
             whole = self.join(variable, components, entry.where)
-            if not isinstance(whole, Tracer) or trace_below_tapes(current_trace()) is self.base_trace:
-                entry.whole = whole  # a tracer of a jitted function, or of a loop body, is valid only there
+            # A tracer of a jitted function, or of a loop body, is valid only there. `join` leaves out the replication
+            # check for a replica that reads another component, so a merge must join again.
+            is_of_run = not isinstance(whole, Tracer) or trace_below_tapes(current_trace()) is self.base_trace
+            if is_of_run and ambient().replica is None:
+                entry.whole = whole
         return self.reread(variable, whole, self.whole_before)
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
