@@ -404,3 +404,17 @@ def test_a_merge_checks_a_variable_of_which_a_replica_has_read_a_component_of_an
 
     with pytest.raises(ReplicaDivergenceError, match=r"would differ between replicas"):
         run(replica)
+
+
+@pytest.mark.parametrize("concrete", [0, 1])
+def test_a_merged_function_closes_over_a_concrete_array_on_one_replica_and_a_traced_one_on_another(concrete):
+    """Only the traced array was recorded, and the compiled run raised a ValueError of `zip`."""
+    strategy = mr.MirroredStrategy(jax.devices()[:1], num_replicas=2)
+    values: list[Any] = []
+
+    def replica(x: Any) -> Any:
+        values.append(jnp.float32(2.0) if len(values) == concrete else x * 2.0)
+        return mr.get_replica_context().merge_call(closure(values[-1]))
+
+    with pytest.raises(MergeError, match=r"(?s)closes over 'value', which would differ.*the constant 2.0"):
+        mr.function(lambda x: strategy.run(replica, args=(x,)))(jnp.float32(1.0))

@@ -203,7 +203,7 @@ class _Run:
             results=[column for column, leaf in zip(columns, self._leaves, strict=True) if leaf.is_array],
             assigned=[[runner.store.local(entry.variable, k) for k in range(self._local)] for entry in self._assigned],
             gradients=[row for summed in runner.summed for row in summed.rows],
-            enclosed=[[array for *_, array in replicas] for replicas in zip(*runner.enclosed, strict=True)],
+            enclosed=[[array for *_, array in replicas] for replicas in runner.enclosed()],
             joined=[read.locals for read in runner.store.joined],
         )
         return [arrays.as_array(leaf) for leaf in self._outputs.flat()]
@@ -244,7 +244,7 @@ class _Run:
     def _check_merges(self, body: Staged, analysis: ReplicationCheck) -> None:
         """Raises an error if arrays or variables that a `merge_call` function uses may differ between replicas."""
         outputs = self._outputs.split(body.jaxpr.outvars)
-        for replicas, atoms in zip(zip(*self._runner.enclosed, strict=True), outputs.enclosed, strict=True):
+        for replicas, atoms in zip(self._runner.enclosed(), outputs.enclosed, strict=True):
             if not analysis.same(atoms):
                 called, name, _ = replicas[0]
                 raise merged_differently_error(called, name, analysis.explain(atoms))

@@ -61,8 +61,6 @@ class TracingRunner(ReplicaRunner):
         algorithm: The all-reduce algorithm.
         bit_identical: Whether results must be bit-identical on any number of devices (`CrossDeviceOps.as_written`).
         replica_ids: The ids of the local replicas, if the program receives them as an input; None if it computes them.
-        enclosed: For each local replica the traced arrays that functions of `merge_call` close over: what was called,
-            the name, the array. They must be equal on all replicas.
     """
 
     store: TracedReplicaStore
@@ -84,7 +82,7 @@ class TracingRunner(ReplicaRunner):
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1, padded=0)
         self.summed: list[Summed] = []
-        self.enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
+        self._enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
         self.replica_ids: Sequence[Any] | None = None
         self._lockstep = LockStep("Strategy.run")
         self._called: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] = (lambda: None, (), {})
@@ -99,6 +97,15 @@ class TracingRunner(ReplicaRunner):
             return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
         finally:
             self._called = outer
+
+    def enclosed(self) -> list[tuple[tuple[str, str, Any], ...]]:
+        """Returns the arrays that functions of `merge_call` close over, for the replication check.
+
+        Each array has one entry per local replica: what was called, the name, the array. Arrays that are concrete on
+        all local replicas are left out, because the merges have compared them.
+        """
+        columns = zip(*self._enclosed, strict=True)
+        return [column for column in columns if any(isinstance(array, Tracer) for *_, array in column)]
 
     def trace_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Traces ``fn`` once per replica of a device, synchronised at collectives; returns one result per replica."""
@@ -172,9 +179,7 @@ class TracingRunner(ReplicaRunner):
         self.summed.append(Summed(called, traced, are_divided))
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        self.enclosed[ambient().replica.local_index] += [
-            (merge.name, name, array) for name, array in merge.enclosed if isinstance(array, Tracer)
-        ]
+        self._enclosed[ambient().replica.local_index] += [(merge.name, name, array) for name, array in merge.enclosed]
         if not self.in_place:
             if trace_below_tapes(current_trace()) is not self.base_trace and not is_outside(self):
                 # an assignment in a branch or loop body, whose trace is that of one replica
