@@ -116,3 +116,17 @@ def test_loops_and_branches_that_cannot_be_one_are_refused(kind: str) -> None:
     """Of a `scan` without arrays, the first replica's length and direction were used for all, silently."""
     with pytest.raises(MergeError, match="replicas of a device (scan|choose)"):
         results_of(DIFFERENT[kind])
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_function_with_a_collective_and_no_results_is_executed_once_per_replica(replicas):
+    """Its equations were evaluated once per replica and replica."""
+    strategy = mr.MirroredStrategy(jax.devices()[:1], num_replicas=replicas)
+    seen: list[float] = []
+
+    def replica(x: Any) -> None:
+        jax.jit(lambda x: jax.debug.callback(lambda value: seen.append(float(value)), total(x)))(x)
+
+    mr.function(lambda x: strategy.run(replica, args=(x,)))(jnp.float32(1.0))
+    jax.effects_barrier()
+    assert seen == [float(replicas)] * replicas

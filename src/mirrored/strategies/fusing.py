@@ -69,11 +69,12 @@ class _Body:
         groups = self._groups(jaxpr)
         group_of = {id(eqn): group for group in groups for eqn in group}
         pending: list[Any] = list(jaxpr.eqns)
+        evaluated: set[int] = set()  # equations, by id; one that only prints has no results
         while pending:
             later: list[Any] = []
             for eqn in pending:
                 group = group_of.get(id(eqn), (eqn,))
-                if eqn.outvars and all(var in known for var in eqn.outvars):
+                if id(eqn) in evaluated:
                     continue  # evaluated with its group
                 if not all(_is_known(known, atom) for one in group for atom in one.invars):
                     later.append(eqn)
@@ -82,6 +83,7 @@ class _Body:
                 results = [bind_equation(eqn, operands[0])] if id(eqn) not in group_of else self._fused(group, operands)
                 for one, values in zip(group, results, strict=True):
                     known.update(zip(one.outvars, values, strict=True))
+                evaluated.update(map(id, group))
             if len(later) == len(pending):
                 raise _unequal_calls_error(
                     later[0], "the reductions of different replicas depend on each other's results"
