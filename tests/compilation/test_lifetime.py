@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
@@ -82,3 +83,24 @@ def test_operations_of_a_trace_leave_the_catalogue_with_it() -> None:
 @pytest.mark.long
 def test_optax_sees_the_same_names_for_each_unnamed_model() -> None:
     assert train(1, None)[1] == train(1, None)[1] == ["Variable", "Variable_1"]
+
+
+@pytest.mark.parametrize("under_tape", [False, True], ids=["no tape", "tape"])
+@pytest.mark.parametrize("kind", ["array", "mirrored", "per replica"])
+@pytest.mark.usefixtures("without_collector")
+def test_the_arguments_of_the_first_call_are_freed(kind, under_tape):
+    """The function and its program kept them, a batch for each signature."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    function = mr.function(lambda batch: strategy.run(lambda one: one["x"] * 2.0, args=(batch,)))
+
+    def first_call() -> weakref.ref[Any]:
+        array: Any = jnp.ones((2, 3))
+        value: Any = array if kind == "array" else mr.Mirrored(array, 2)
+        if kind == "per replica":
+            value = strategy.experimental_distribute_values_from_function(lambda _: jnp.ones((2, 3)))
+            array = value.stacked(strategy.device_assignment)
+        with mr.GradientTape() if under_tape else contextlib.nullcontext():
+            function({"x": value})
+        return weakref.ref(array)
+
+    assert first_call()() is None

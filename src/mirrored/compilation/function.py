@@ -273,8 +273,9 @@ class Function(Code):
             refuse_created_again(program.created, self._name)
         if frozen is not None:
             raise frozen
-        self._last = arguments, surroundings
-        self._arguments.append(arguments.described())
+        described = arguments.described()
+        self._last = described, surroundings
+        self._arguments.append(described)
         return program
 
     def _traced_once(self, arguments: Arguments) -> tuple[Program, ArgumentError | None]:

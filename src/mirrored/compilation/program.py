@@ -134,6 +134,7 @@ class Program:
         self.created = self._store.new
         self._arrays = [jax.ShapeDtypeStruct(*one) for one in staged.results[len(self._store.staged) :]]
         self._compile(staged)
+        self._arguments = arguments.without_arrays()
         # Fast path for the most common result: one array, which needs no wrapper.
         self._one_array = jax.tree_util.treedef_is_leaf(self._out_treedef.treedef) and self._results == [Result(True)]
 
@@ -147,12 +148,8 @@ class Program:
             flat_out = [array for leaf in leaves if (array := self._take_result(leaf)) is not None]
             return [*(jnp.asarray(value) for _, value in self._store.staged.values()), *flat_out]
 
-        shapes = [
-            jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
-            for array in self._arguments.arrays
-        ]
         with caches.fresh():
-            return stage(flat, shapes).with_own_constants()
+            return stage(flat, self._arguments.shapes()).with_own_constants()
 
     def described(self) -> Any:
         """Returns a step's result with a `jax.ShapeDtypeStruct`, or a `PerReplica` of them, in place of each array."""

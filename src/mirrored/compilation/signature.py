@@ -59,6 +59,9 @@ class Arguments:
 
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the call's positional and keyword arguments, with `arrays` in place of the original arrays."""
+        return self._with(self._leaves_with(arrays))  # type: ignore[no-any-return]
+
+    def _leaves_with(self, arrays: Sequence[Any]) -> list[Any]:
         leaves = list(self.leaves)
         for place, array in zip(self.dynamic, arrays, strict=True):
             old = leaves[place]
@@ -69,7 +72,7 @@ class Arguments:
                 leaves[place] = Mirrored(array, old.num_replicas)
             else:
                 leaves[place] = array
-        return self._with(leaves)  # type: ignore[no-any-return]
+        return leaves
 
     def of_one_replica(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns these arguments as one replica receives them, with shapes and dtypes in place of arrays."""
@@ -79,17 +82,32 @@ class Arguments:
             leaves[place] = jax.ShapeDtypeStruct(shape, array.dtype)
         return self._with(leaves)  # type: ignore[no-any-return]
 
-    def described(self) -> Arguments:
+    def shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """Returns the shapes, dtypes and weak types of the arrays."""
+        return [
+            jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
+            for array in self.arrays
+        ]
+
+    def without_arrays(self) -> Arguments:
         """Returns a copy of these arguments with shapes and dtypes in place of arrays, so that the arrays can be freed.
 
-        Its static values are copies, too, which keep their content when the program mutates its objects.
+        A program can be traced again with it.
+        """
+        arrays = self.shapes()
+        like = self._with([0] * len(self.leaves))
+        return dataclasses.replace(self, arrays=arrays, leaves=self._leaves_with(arrays), like=like)
+
+    def described(self) -> Arguments:
+        """Returns `without_arrays()` with copies of the static values, which the program cannot mutate.
+
+        The arrays' weak types are left out.
         """
         arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
-        dynamic = set(self.dynamic)
-        leaves = [
-            leaf if isinstance(leaf, DistributedValues) else None if place in dynamic else unchanging(leaf)
-            for place, leaf in enumerate(self.leaves)
-        ]
+        leaves = self._leaves_with(arrays)
+        for place in set(range(len(leaves))) - set(self.dynamic):
+            if not isinstance(leaves[place], DistributedValues):
+                leaves[place] = unchanging(leaves[place])
         return dataclasses.replace(self, arrays=arrays, leaves=leaves, like=self._with([0] * len(leaves)))
 
 
