@@ -90,15 +90,22 @@ def test_padded_batches_have_the_size_of_the_first(sizes: tuple[int, ...], repli
 
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_means_of_means_over_an_uneven_batch_are_warned_of(
-    compiled: bool, mapped: bool, uneven: bool, caplog: pytest.LogCaptureFixture
+    compiled: bool, nested: bool, mapped: bool, uneven: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A run in a merge, whose arguments are even, set the flag of the run around it in eager runs."""
     reducing._warn_of_mean_of_means.cache_clear()
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
 
+    def replica(x: Any) -> Any:
+        if nested:
+            mr.get_replica_context().merge_call(lambda strategy: strategy.run(lambda: jnp.ones(())))
+        return x.mean()
+
     def step(x: Any) -> Any:
-        loss = strategy.run(lambda x: x.mean(), args=(x,))
+        loss = strategy.run(replica, args=(x,))
         return strategy.reduce("MEAN", jax.tree.map(lambda one: one * 2, loss) if mapped else loss, axis=None)
 
     with caplog.at_level(logging.WARNING, "mirrored"):

@@ -142,23 +142,24 @@ class EagerRunner(ReplicaRunner):
 
             return call
 
-        self._uneven = any(_is_uneven(leaf) for leaf in structures.flatten((tuple(args), kwargs))[0])
         replicas = range(self.num_local)
         is_outermost = ambient().runner is None
-        with within(store=self.current_store(), runner=self, replica=None) as here:
-            ids = self.device_assignment.addressable_replicas
-            contexts = [here.fork(replica=ReplicaContext(self.strategy, ids[local], local)) for local in replicas]
-            previous, self._lockstep = self._lockstep, LockStep("Strategy.run")
-            try:
+        outer = self._lockstep, self._uneven
+        self._lockstep = LockStep("Strategy.run")
+        self._uneven = any(_is_uneven(leaf) for leaf in structures.flatten((tuple(args), kwargs))[0])
+        try:
+            with within(store=self.current_store(), runner=self, replica=None) as here:
+                ids = self.device_assignment.addressable_replicas
+                contexts = [here.fork(replica=ReplicaContext(self.strategy, ids[local], local)) for local in replicas]
                 results = self._lockstep.run([body(replica) for replica in replicas], contexts)
-            finally:
-                self._lockstep = previous
-        # A run inside a merge may return tracers: those of a replica's tape, which records the merge as one operation.
-        if is_outermost and len(self.device_assignment.devices) > 1:
-            _refuse_differentiated(results)
-        if specs is not None and specs.is_given:
-            return self._declared(results, specs)
-        return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
+            # A run in a merge may return tracers: those of a replica's tape, which records the merge as one operation.
+            if is_outermost and len(self.device_assignment.devices) > 1:
+                _refuse_differentiated(results)
+            if specs is not None and specs.is_given:
+                return self._declared(results, specs)
+            return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
+        finally:
+            self._lockstep, self._uneven = outer
 
     def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
         """Combines the replicas' results as `out_specs` declares: each replicated leaf becomes one array."""
