@@ -206,18 +206,24 @@ def test_a_callback_runs_another_loop_on_the_newest_weights(inner, options):
     assert check(model) == 4
 
 
-@pytest.mark.parametrize("assigning", ["learning_rate", "keras", "plain", "run", "function"])
+@pytest.mark.parametrize("assigning", ["learning_rate", "keras", "plain", "run", "function", "tape"])
 @pytest.mark.first(3)
 def test_an_assignment_in_a_batch_callback_holds(assigning):
     model = model_of(2, 2)
     optimizer, strategy = model.optimizer, model.layers[0].kernel.mirrored.strategy
     rate = optimizer._learning_rate
+
+    def under_tape() -> None:
+        with mr.GradientTape():  # the function does not read the variable
+            mr.function(lambda: rate.mirrored.assign(0.0, read_value=False))()
+
     ways = {
         "learning_rate": lambda: setattr(optimizer, "learning_rate", 0.0),
         "keras": lambda: rate.assign(0.0),
         "plain": lambda: rate.mirrored.assign(0.0),
         "run": lambda: strategy.run(lambda: rate.mirrored.assign(0.0)),
         "function": lambda: mr.function(lambda: rate.mirrored.assign(0.0))(),
+        "tape": under_tape,
     }
     end = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None if batch else ways[assigning]())
     model.fit(X, Y, batch_size=BATCH, epochs=1, verbose=0, callbacks=[end])

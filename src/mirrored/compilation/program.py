@@ -361,6 +361,7 @@ class Program:
             values = [_announced(variable) for variable in (*self._donated, *self._not_donated)]
             for variable in self._assigned:
                 variable.check_writable_here("function")
+                variable.before_write()
             payloads = [payload_of(array) for array in arrays]
             # Tracers of a JAX transform have no values that workers could compare.
             together = self._several is not None and not any(isinstance(one, Tracer) for one in payloads)
