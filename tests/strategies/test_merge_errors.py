@@ -394,3 +394,26 @@ def test_a_merged_function_may_close_over_equal_numbers_and_over_own_objects(dev
 
     for component in strategy.experimental_local_results(strategy.run(replica)):
         assert component.tolist() == [3.0 * replicas] * 2
+
+
+@ways
+def test_an_update_that_fails_after_a_merge_is_undone_on_every_replica(way):
+    """Each replica restored what another one had saved: the first kept its new values, and the replicas diverged."""
+    with way.strategy.scope():
+        a = mr.Variable(0.0, name="a")
+        merged = mr.Variable(0.0, name="merged", aggregation="MEAN")
+        wrong = mr.Variable(0.0, name="wrong", constraint=lambda value: jnp.stack([value, value]))
+        optimizer = mr.optimizers.SGD(1.0)
+
+    def replica() -> Any:
+        pairs = [(jnp.ones(()), one) for one in (a, merged, wrong)]
+        with contextlib.suppress(VariableError, StructureError):
+            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+        read = [a.read_value(), merged.read_value()]
+        a.assign(5.0)
+        return read
+
+    results = way.compile(lambda: way.strategy.run(replica))()
+    for result in results:
+        assert [float(one) for one in way.strategy.experimental_local_results(result)] == [0.0] * way.num_replicas
+    assert [float(a), float(merged), int(optimizer.iterations)] == [5.0, 0.0, 0]

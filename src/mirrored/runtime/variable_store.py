@@ -32,14 +32,14 @@ from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, trace_below_tapes
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
+from mirrored.runtime.rollback import StagedRollback
 from mirrored.runtime.staged_values import Captured, Created, Held, StagedAssignment, VariableLike, of_variable
 
 K = TypeVar("K")
-T = TypeVar("T")
 V = TypeVar("V")
 
 
-class VariableStore(abc.ABC):
+class VariableStore(StagedRollback):
     """Base class of variable stores: objects that hold the values assigned in a `run` or trace, until it ends.
 
     Attributes:
@@ -61,7 +61,6 @@ class VariableStore(abc.ABC):
     under_tape: bool = False
     rereads: bool = False
     differentiated: Set[int] = frozenset()
-    _undo: dict[int, Callable[[], None]] | None = None  # by the variable's id; None outside of `with_staged_rollback`
 
     @property
     def aggregates(self) -> bool:
@@ -72,36 +71,6 @@ class VariableStore(abc.ABC):
         """Records that the traced code reduces values over replicas, and whether results must be bit-identical."""
         if self.outer is not None:
             self.outer.note_reduction(bit_identical=bit_identical)
-
-    def with_staged_rollback(self, call: Callable[[], T]) -> T:
-        """Calls a function and returns its result; after an exception, drops the function's assignments.
-
-        Calls can be nested.
-        """
-        outer = self._undo
-        undo: dict[int, Callable[[], None]] = {}
-        self._undo = undo
-        try:
-            result = call()
-        except BaseException:
-            for restore in undo.values():
-                restore()
-            caches.renew()  # helpers that were traced in the call may have captured what is dropped
-            raise
-        finally:
-            self._undo = outer
-        if outer is not None:
-            outer.update({key: restore for key, restore in undo.items() if key not in outer})
-        return result
-
-    def note(self, variable: VariableLike) -> None:
-        """Saves a variable's value before an assignment, so that `with_staged_rollback` can restore the value."""
-        if self._undo is not None and id(variable) not in self._undo:
-            self._undo[id(variable)] = self.restoring(variable)
-
-    @abc.abstractmethod
-    def restoring(self, variable: VariableLike) -> Callable[[], None]:
-        """Returns a function that later resets `variable` to the value that it has in this store now."""
 
     def is_assigned(self, variable: VariableLike) -> bool:
         """Returns whether a variable was assigned in this store or, earlier, in an enclosing function or `run`."""
@@ -343,6 +312,19 @@ class ReplicaStore(VariableStore):
         entry = self.staged.get(id(variable))
         copied = entry and dataclasses.replace(entry, locals=list(entry.locals), where=list(entry.where))
         return restoring_item(self.staged, id(variable), copied)
+
+    def restoring_local(self, variable: VariableLike, replica: int) -> Callable[[], None]:
+        entry = self.staged.get(id(variable))
+        value, where = (None, "") if entry is None else (entry.locals[replica], entry.where[replica])
+
+        def restore() -> None:
+            now = self.staged.get(id(variable))
+            if now is not None:
+                now.locals[replica], now.where[replica], now.whole = value, where, None
+                if all(one is None for one in now.locals):
+                    del self.staged[id(variable)]
+
+        return restore
 
     def _entry(self, variable: VariableLike) -> StagedAssignment:
         self.note(variable)
