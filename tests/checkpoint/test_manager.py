@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, checkpoints_in, latest_checkpoint
+from mirrored.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    CheckpointReader,
+    checkpoints_in,
+    latest_checkpoint,
+    writing,
+)
 from mirrored.errors import ArgumentError, ArgumentTypeError
 
 
@@ -385,3 +392,35 @@ def test_other_objects_than_paths_are_refused(v, path):
         with pytest.raises(ArgumentTypeError, match=f"{call.__name__}: .*\n.*must be a path"):
             call(path)
     assert int(checkpoint.save_counter.numpy()) == 0
+
+
+def slowed(monkeypatch):
+    """Makes background writes slow, so that a restore that does not wait for them comes too early."""
+
+    def slow(directory, manifest):
+        time.sleep(0.3)
+        writing.write(directory, manifest)
+
+    monkeypatch.setattr("mirrored.checkpoint.manager.write", slow)
+    monkeypatch.setattr("mirrored.checkpoint.checkpoint.write", slow)
+
+
+def test_a_restore_waits_for_the_checkpoint_that_a_manager_writes(tmp_path, v, monkeypatch):
+    checkpoint = Checkpoint(v=v)
+    best = CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    best.save(0)
+    best.wait()
+    slowed(monkeypatch)
+    for step, value in ((0, 2.0), (1, 3.0)):  # one is replaced, the other is new
+        v.assign(value)
+        path = best.save(step)
+        v.assign(9.0)
+        checkpoint.restore(path).assert_consumed()
+        assert v.numpy() == value
+
+
+def test_a_restore_waits_for_what_another_checkpoint_writes(tmp_path, v, monkeypatch):
+    slowed(monkeypatch)
+    path = Checkpoint(v=mr.Variable(2.0)).write(tmp_path / "c", wait=False)
+    Checkpoint(v=v).read(path).assert_consumed()
+    assert v.numpy() == 2.0

@@ -26,7 +26,7 @@ from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
 from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
 from mirrored.checkpoint.succession import Succession
-from mirrored.checkpoint.writing import Writer, actual, check_replaceable, write
+from mirrored.checkpoint.writing import Writer, actual, check_replaceable, settle, write
 from mirrored.errors import ArgumentError, CheckpointError
 from mirrored.runtime import hooks
 from mirrored.runtime.ambient import within
@@ -312,6 +312,11 @@ class Checkpoint:
         """Waits until the checkpoints saved with ``wait=False`` are on disk, like `wait`."""
         self.wait()
 
+    def _wait_for_all(self) -> None:
+        """Waits for all writes of this process: a manager or another checkpoint may write what is to be restored."""
+        self._writer.wait()
+        settle()
+
     # Restoring
 
     def restore(self, save_path: PathLike | None) -> RestoreStatus:
@@ -330,6 +335,8 @@ class Checkpoint:
         Variables, lists, dicts and objects with attributes are restored in place. Tuples, frozen dataclasses (such as a
         `TrainState` of arrays), JAX arrays and PRNG keys cannot be changed, so the checkpoint gets a new one, and a
         warning is logged: continue with ``state = checkpoint.state``.
+
+        Waits for the checkpoints that this process is writing, also those of managers and other checkpoints.
 
         Context: cross-replica, outside of compiled functions.
 
@@ -353,7 +360,7 @@ class Checkpoint:
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
         save_path = as_path(save_path, called, "save_path")
-        settled(called, "wait for pending saves", self._writer.wait)  # another worker may write what this one restores
+        settled(called, "wait for pending saves", self._wait_for_all)  # another worker may write what this one restores
         check_same_files(called, Path(save_path).absolute())
         directory = actual(Path(save_path).absolute())
         manifest = read_manifest(directory)
