@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import threading
 import time
 
@@ -424,3 +425,16 @@ def test_a_restore_waits_for_what_another_checkpoint_writes(tmp_path, v, monkeyp
     path = Checkpoint(v=mr.Variable(2.0)).write(tmp_path / "c", wait=False)
     Checkpoint(v=v).read(path).assert_consumed()
     assert v.numpy() == 2.0
+
+
+def test_the_newest_checkpoint_may_be_one_that_is_kept_for_good(tmp_path, v):
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1, keep_every_n_hours=0)
+    for step in (1, 2):
+        v.assign(float(step))
+        manager.save(step)
+    manager.wait()
+    shutil.rmtree(tmp_path / "ckpt-2")
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "ckpt-1")
+    assert names(manager) == []
+    assert manager.restore_latest() == 1
+    assert v.numpy() == 1.0

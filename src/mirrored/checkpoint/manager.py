@@ -232,7 +232,8 @@ class CheckpointManager:
     def restore_latest(self, *, partial: bool = False) -> int | None:
         """Restores the newest undamaged checkpoint in the folder, if there is one.
 
-        A warning is logged if damaged checkpoints are skipped.
+        This includes the checkpoints that are kept permanently, which `checkpoints` does not list. A warning is logged
+        if damaged checkpoints are skipped.
 
         Context: cross-replica, outside of compiled functions.
 
@@ -293,8 +294,13 @@ class CheckpointManager:
 
     def _found(self, called: str) -> list[str]:
         """Returns the paths of the folder's checkpoints as listed by worker 0, the only worker that writes any."""
-        paths: list[str] = settled(called, "wait for the newest checkpoint", lambda: self.checkpoints)
+        paths: list[str] = settled(called, "wait for the newest checkpoint", self._with_kept)
         return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
+
+    def _with_kept(self) -> list[str]:
+        """Returns the paths of all complete checkpoints like `checkpoints`, with those that are kept permanently."""
+        self._writer.wait()
+        return checkpoints_in(self._directory, self._name)
 
     def wait(self) -> None:
         """Waits until every checkpoint for which `save` was called is on disk.
