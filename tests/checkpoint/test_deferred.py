@@ -720,3 +720,17 @@ def test_what_waits_does_not_keep_a_plain_object_alive(tmp_path):
     del target
     gc.collect()
     assert reference() is None
+
+
+def test_views_of_lists_are_copied_and_extended_by_themselves(tmp_path):
+    path = Checkpoint(parts=[mr.Variable(1.0), mr.Variable(2.0)]).write(tmp_path / "c")
+    parts = [mr.Variable(0.0)]
+    checkpoint = Checkpoint(parts=parts)
+    checkpoint.restore(path).expect_partial()
+    copied = checkpoint.parts.copy()
+    copied.append("another")
+    assert len(parts) == 1
+    view = checkpoint.parts
+    view.extend(view)
+    view += view
+    assert len(parts) == len(view) == 4

@@ -46,8 +46,12 @@ class NoticingList(UserList[Any]):
 
     def extend(self, other: Iterable[Any]) -> None:
         """Appends items, whose state is restored at once if a restored checkpoint contains it."""
-        for item in other:
+        for item in list(other):  # a copy, because `other` may be this list
             self.append(item)
+
+    def copy(self) -> NoticingList:
+        """Returns a copy, whose items are not parts of the checkpoint."""
+        return NoticingList(self.data.copy())
 
     def __iadd__(self, other: Iterable[Any]) -> NoticingList:
         self.extend(other)
