@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint, CheckpointReader
+from mirrored.checkpoint.json_state import encode
+from mirrored.checkpoint.leaves import GeneratorLeaf
 from mirrored.checkpoint.manifest import read_manifest
+from mirrored.checkpoint.saved import Saved
 
 # The shares of this sum, and the mean of three of these means, round to other values.
 VALUES = {"SUM": [21.1, 20.7, 21.2], "MEAN": [0.98349875, 0.1, 0.7], "ONLY_FIRST_REPLICA": [1.0, 2.0, 3.0]}
@@ -70,3 +74,38 @@ def test_components_that_wait_for_their_variable_are_saved_again(tmp_path):
     late.restore(waiting.write(tmp_path / "c"))
     late.parts["v"] = variable("SUM", 2)
     assert components(late.parts["v"]) == components(source)
+
+
+class HalfSet:
+    """An iterator of two streams whose `set_state` raises after it has moved the first one."""
+
+    def __init__(self, at: int) -> None:
+        self.at = {"a": at, "b": at}
+
+    def get_state(self) -> Any:
+        return dict(self.at)
+
+    def set_state(self, state: Any) -> None:
+        self.at["a"] = state["a"]
+        if state["b"] > 10:
+            raise ValueError("no such position")
+        self.at["b"] = state["b"]
+
+
+def test_a_position_that_an_iterator_refuses_midway_is_undone(tmp_path):
+    path = Checkpoint(v=mr.Variable(2.0), iterator=HalfSet(20)).write(tmp_path / "c")
+    v, iterator = mr.Variable(1.0), HalfSet(3)
+    with pytest.raises(ValueError, match="no such position"):
+        Checkpoint(v=v, iterator=iterator).restore(path)
+    assert iterator.at == {"a": 3, "b": 3}
+    assert float(v.numpy()) == 1.0
+
+
+def test_a_state_that_a_random_generator_refuses_midway_is_undone():
+    generator, other = (np.random.Generator(np.random.MT19937(seed)) for seed in (0, 1))
+    before = copy.deepcopy(generator).random(5)
+    state = other.bit_generator.state
+    del state["state"]["pos"]
+    with pytest.raises(KeyError):
+        GeneratorLeaf(generator).put(Saved("position", value=encode(state, "test")))
+    np.testing.assert_array_equal(generator.random(5), before)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeGuard
 
@@ -344,8 +346,7 @@ class PositionLeaf(Leaf):
     def put(self, saved: Saved) -> Undo:
         """Moves the iterator to a saved read position, and returns a function that undoes this."""
         iterator, before = self.iterator, self.iterator.get_state()
-        iterator.set_state(decode(saved.value))
-        return lambda: iterator.set_state(before)
+        return _moved(iterator.set_state, decode(saved.value), before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,9 +376,21 @@ class GeneratorLeaf(Leaf):
     def put(self, saved: Saved) -> Undo:
         """Restores the random generator's state, and returns a function that undoes this."""
         bits = self.generator.bit_generator
-        before = bits.state
-        bits.state = decode(saved.value)
-        return lambda: setattr(bits, "state", before)
+        return _moved(functools.partial(setattr, bits, "state"), decode(saved.value), bits.state)
+
+
+def _moved(move: Callable[[Any], Any], to: object, before: object) -> Undo:
+    """Calls `move` with a new state, and returns a function that undoes this.
+
+    `move` is code of the program, which can raise after it has changed something: it then gets the former state.
+    """
+    try:
+        move(to)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to raise
+            move(before)
+        raise
+    return lambda: move(before)
 
 
 def leaf_of(value: object, place: Place) -> Leaf | None:
