@@ -29,7 +29,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 
 PROGRAM = """
 import hashlib
+import pathlib
 import keras
+
+FOLDER = pathlib.Path(__file__).parent
+(FOLDER / f"started-{os.getpid()}").touch()
 
 class Slow(keras.callbacks.Callback):
     def __init__(self, session):
@@ -39,8 +43,11 @@ class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.seen += 1
         print("step", self.seen, self.session.epoch, self.session.num_workers, flush=True)
-        # The replacement joins while the second epoch of the job waits.
-        time.sleep({1: 0.15, 2: 2.0}.get(self.session.epoch, 0) if LAST > 1 else 0)
+        if LAST > 1 and self.session.epoch == 2:  # until the replacement of the killed worker has started, too
+            end = time.monotonic() + 90
+            while len(list(FOLDER.glob("started-*"))) < 3 and time.monotonic() < end:
+                time.sleep(0.05)
+        time.sleep({1: 0.15, 2: 1.5}.get(self.session.epoch, 0) if LAST > 1 else 0)
 
 @elastic.run(snapshot_every=2)
 def train(session):
