@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mirrored as mr
+import mirrored.tf as tf
 from mirrored.errors import ArgumentError
 from mirrored.perf_model import TracedStep, detect_step
 from perf_model.steps import PARAMETERS_BYTES, WIDTH, program
@@ -125,3 +126,25 @@ def test_an_array_before_the_batch_that_is_equal_in_all_calls_is_no_batch_of_one
     scale = np.ones(128, np.float32)
     found = detect_step(lambda: [step(scale, jnp.ones((4, 128)), jnp.ones((4, 1))) for _ in range(9)], steps=4)
     assert [operand.shape for operand in TracedStep(found).part(2, 1).operands] == [(128,), (1, 2, 128), (1, 2, 1)]
+
+
+def test_a_step_of_tensorflow_with_a_condition_on_a_tensor_is_traced_as_converted() -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+
+    @tf.function
+    def train(batch):
+        def step(x):
+            total = tf.reduce_sum(x)
+            if total > 0.0:
+                total = 2.0 * total
+            return total
+
+        return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+    def run() -> None:
+        for batch in strategy.experimental_distribute_dataset([np.ones((8, 4), np.float32)] * 4):
+            train(batch)
+
+    step = TracedStep(detect_step(run, steps=1))
+    assert (step.replicas, step.share) == (2, 4)
+    assert step.work(64, 4).exchanges[0].group_size == 64

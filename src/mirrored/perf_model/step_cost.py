@@ -195,7 +195,7 @@ class TracedStep:
                 for leaf, value, is_spread in zip(self._leaves, inputs, self._spread, strict=True)
             ]
             args, kwargs = self._treedef.unflatten(filled)
-            results, _ = structures.flatten(self._observation.function.python_function(*args, **kwargs))
+            results, _ = structures.flatten(self._observation.function.traced_function(*args, **kwargs))
             return [_plain(result) for result in results]
 
         with within(strategies=self._observation.strategies):
