@@ -126,7 +126,7 @@ _resets: list[Callable[[], object]] = []
 
 
 def before_first_job(note: Callable[[], object]) -> Callable[[], object]:
-    """Registers a function that records a module's state before this process joins its first elastic job.
+    """Registers a function that records a module's state before this process joins its first membership epoch.
 
     It can be used as a decorator. A function registered with `on_leave` restores that state, so that a process that
     continues calls the training function in the same state as a new process.

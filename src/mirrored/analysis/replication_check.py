@@ -326,7 +326,7 @@ class CollectiveSites:
         )
 
     def _collective_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> Any:
-        """Returns the first collective in a jaxpr or its inner jaxprs; None if there is none."""
+        """Returns the first collective in a jaxpr or its inner jaxprs; None if they contain no collective."""
         if id(jaxpr) not in self._with_collective:
             self._with_collective[id(jaxpr)] = next(self._collectives(jaxpr), None)
             self._kept.append(jaxpr)

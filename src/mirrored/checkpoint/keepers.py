@@ -20,8 +20,8 @@ _ADDS_NO_ATTRIBUTE: Final = frozenset({"equinox", "flax", "jax", "jaxlib", "nump
 def keepers(graph: Graph, roots: Iterable[Any], succession: Succession) -> Iterator[Any]:
     """Yields the objects of a checkpoint that keep it alive until its restores are complete.
 
-    A plain Python object is one only if values wait below one of its paths. Others, such as a configuration that
-    several models share, are not changed, and do not keep the models alive.
+    A plain Python object keeps the checkpoint only if saved values wait for it or for an object below it. Other plain
+    objects, such as a configuration that several models share, get no attribute and do not keep the models alive.
 
     Args:
         graph: The state of the checkpoint's objects.
@@ -41,7 +41,7 @@ def keepers(graph: Graph, roots: Iterable[Any], succession: Succession) -> Itera
 
 
 def _paths_above(names: Iterable[str]) -> set[str]:
-    """Returns the paths of the objects that contain state of the given names."""
+    """Returns all proper prefixes of the given names: the paths of the objects that contain the named state."""
     return {name[:end] for name in names for end, character in enumerate(name) if character == "/"}
 
 
@@ -61,7 +61,7 @@ def _is_of_framework(value: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Returns whether mirrored may add an attribute to an object that is none of Keras' and none of its own.
+    """Returns whether an object of the program, not of Keras or `mirrored`, may get an additional attribute.
 
     The attributes of pytrees and of Flax's modules are their state, and those of namespaces are shown and compared.
     """

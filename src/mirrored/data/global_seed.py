@@ -42,10 +42,10 @@ def counts() -> tuple[int | None, int, int]:
         return GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions
 
 
-def restore_counts(counts: tuple[int | None, int, int]) -> None:
+def restore_counts(saved: tuple[int | None, int, int]) -> None:
     """Restores a result of `counts`, so that the next seeds are those that were drawn after that call."""
     with seed_lock:
-        GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions = counts
+        GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions = saved
 
 
 _counts_before: Final[list[tuple[int | None, int, int]]] = []

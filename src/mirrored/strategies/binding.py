@@ -155,7 +155,7 @@ class Binding:
         ]
         return operands, forms, captures
 
-    def _announced(self, variable: Any, whole: Any) -> Any:
+    def _announced(self, variable: Any, whole: Operand) -> Any:
         if variable.per_replica and is_under_tape(ambient()):
             return (fixed_order_runs.announced_components if self._fixed_order else announced_components)(
                 variable, whole

@@ -34,6 +34,7 @@ from mirrored.errors import (
 )
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.function_key import key_of
+from mirrored.runtime.staged_values import VariableLike
 from mirrored.topology.device_assignment import DECLARED_AXIS
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
@@ -101,7 +102,7 @@ def check_context(strategy: Strategy, method: str) -> None:
 # one after another. In a compiled run, they run at the same time, so all must assign the same value.
 
 
-def would_differ_error(variable: Any, where: Iterable[str], how: str) -> ReplicaDivergenceError:
+def would_differ_error(variable: VariableLike, where: Iterable[str], how: str) -> ReplicaDivergenceError:
     """Returns the error for an assignment that would give replicas different values of a mirrored variable.
 
     Args:

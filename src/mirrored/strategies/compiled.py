@@ -74,7 +74,7 @@ class _ResultLeaf:
         is_declared: Whether `out_specs` declares it.
     """
 
-    static: Any = None
+    static: object = None
     is_array: bool = False
     is_replicated: bool = False
     is_declared: bool = False

@@ -86,7 +86,7 @@ class InProgress(Generic[T]):
         self._variable: contextvars.ContextVar[weakref.ref[T] | None] = contextvars.ContextVar(name, default=None)
 
     def get(self) -> T | None:
-        """Returns the `fit`, `evaluate` or `predict` call in progress; None if there is none."""
+        """Returns the `fit`, `evaluate` or `predict` call in progress; None outside of these calls."""
         found = self._variable.get()
         return None if found is None else found()
 

@@ -145,7 +145,7 @@ def _complaint(error: BaseException) -> str:
 
 
 def _condition(complaint: str) -> str | None:
-    """Extracts from an error message the condition on symbolic sizes that JAX cannot decide; None if there is none."""
+    """Extracts the undecidable condition on symbolic sizes from an error message of JAX; None if it names none."""
     remainder = _REMAINDER.search(complaint)
     if remainder is not None:
         return f"{_written(remainder[1])} == 0"
