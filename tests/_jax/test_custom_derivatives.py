@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -161,6 +162,10 @@ def test_a_function_with_an_empty_cell_is_not_of_jax():
 
 class Comparing:
     """A callable object that is compared elementwise, like the modules of some libraries."""
+
+    # Python 3.11 compares an object that does not declare a signature with ``type`` and takes the truth value of the
+    # result, so that ``inspect.signature``, which JAX calls, raises for elementwise comparison.
+    __signature__ = inspect.signature(lambda x: x)
 
     def __call__(self, x):
         return x * 3.0
