@@ -123,11 +123,22 @@ def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, call
     if not isinstance(leaf, SparseRows):
         return reduce_structure(strategy, op, leaf, axis, called)
     check_sums_rows(called, leaf, op, axis)
-    values, indices = (gather_leaf(strategy, part, 0) for part in (leaf.values, leaf.indices))
     shape = leaf.dense_shape
     if isinstance(shape, DistributedValues):
         shape = shape.values[0]
+    parts = [as_per_replica(strategy, part, called) for part in (leaf.values, leaf.indices)]
+    if not any(isinstance(part, PerReplica) for part in parts):
+        return type(leaf)(_reduce_plain(strategy, called, op, parts[0], None), as_array(parts[1]), shape)
+    values, indices = (_rows_of_all(strategy, part) for part in parts)
     return type(leaf)(mean_of_rows(op, values, strategy.num_replicas_in_sync), indices, shape)
+
+
+def _rows_of_all(strategy: Strategy, part: Leaf) -> Any:
+    """Concatenates the replicas' values or indices of sparse rows; repeats those that all replicas share."""
+    if isinstance(part, PerReplica) or strategy.device_assignment is None:
+        return gather_leaf(strategy, part, 0)
+    repeated = jnp.concatenate([as_array(part)] * strategy.num_replicas_in_sync)
+    return on_all_devices(repeated, strategy.device_assignment)
 
 
 def mean_of_rows(op: ReduceOp, values: jax.Array, num_replicas: int) -> Any:
