@@ -4,6 +4,7 @@ A read goes through `Variable.read_value` to `access.read`, an assignment throug
 
 - `variable`: the class; `operators`: its operators; `component`: the view of one replica's copy.
 - `access`: finds the variable store of the context, checks that the context allows the access, and reads or assigns.
+- `assignment`: one assignment: checks the value, and computes the variable's new value.
 - `sync_on_read`: variables with a component per replica, in cross-replica context.
 - `rules`: synchronization, aggregation, and dtypes of assigned values.
 - `storage`, `state_lock`: the stored value, and the lock under which it is replaced.

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import BOXES, payload_of
 from mirrored._jax.sequences import without_lists_of_arrays
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import Tracer, current_trace, is_eval, is_eval_below, trace_below_tapes
-from mirrored._typing import Number, Operand
+from mirrored._typing import Number
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
@@ -28,6 +22,7 @@ from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.belonging import check_placement
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.variables.assigned import as_result
+from mirrored.variables.assignment import Assignment
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, no_strategy_error, reduction_of
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import aligned, donatable, placed, uncommitted
@@ -35,76 +30,6 @@ from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, co
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
-
-_COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "assign": lambda old, new: new,
-    "assign_add": lambda old, new: old + new,
-    "assign_sub": lambda old, new: old - new,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Assignment:
-    """One call of `assign`, `assign_add` or `assign_sub`: variable, method and line of user code.
-
-    Attributes:
-        variable: The variable that is assigned.
-        method: ``"assign"``, ``"assign_add"`` or ``"assign_sub"``.
-        where: The line of user code that makes the call.
-        called: The call as the user wrote it, for messages.
-        read_value: Whether the caller receives the new value.
-    """
-
-    variable: Any
-    method: str
-    where: str
-    called: str
-    read_value: bool = True
-
-    @property
-    def replaces(self) -> bool:
-        """Whether the call is `assign`, whose result does not depend on the variable's old value."""
-        return self.method == "assign"
-
-    def old(self) -> Any:
-        """Returns the variable's value before `assign_add` or `assign_sub`; None for `assign`, which does not need it.
-
-        So `assign` also works on a variable whose value is lost.
-        """
-        return None if self.replaces else self.variable.stored()
-
-    def combined(self, old: Operand, value: object) -> Any:
-        """Returns the new value, computed from the variable's old value and `value`, after checking shape and dtype.
-
-        Raises:
-            VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
-        """
-        variable = self.variable
-        # A variable may have a declared shape with unknown dimensions, and its value a definite one.
-        shape = getattr(getattr(value, "container", value), "component_shape", None) or np.shape(value)
-        own = variable.component_shape if self.replaces else np.shape(old)  # `old` may be an uncommitted value
-        if shape != own and not (self.replaces and variable.may_become(shape)):
-            raise VariableError(
-                self.called,
-                found=f"the value has shape {shape}, variable {variable.name!r} has shape {own}",
-                rule="an assigned value must have the variable's shape",
-                remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
-            )
-        if self.replaces and isinstance(value, jax.Array) and value.dtype == variable.dtype:
-            return value.astype(value.dtype) if getattr(value, "weak_type", False) else value
-        check_kind(value, variable.dtype, self.called, variable.name)
-        new = _COMBINE[self.method](old, as_array(value, variable.dtype))
-        return new if jnp.issubdtype(variable.dtype, jax.dtypes.extended) else new.astype(variable.dtype)
-
-    def term(self, value: object) -> Any:
-        """Converts a replica's value to an array for aggregation, in the wider of the value's and the variable's dtype.
-
-        The sum of values of a narrower dtype would overflow before it is cast to the variable's dtype.
-        """
-        dtype, given = self.variable.dtype, getattr(value, "dtype", None)
-        check_kind(value, dtype, self.called, self.variable.name)
-        return as_array(value, dtype if given in (None, dtype) else jnp.promote_types(jnp.result_type(value), dtype))
-
 
 # Resolves the variable store of the current context, and refuses reads and writes that the context does not allow.
 

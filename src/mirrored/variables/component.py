@@ -15,7 +15,8 @@ from mirrored._typing import Operand
 from mirrored.errors import ContextError, VariableError
 from mirrored.runtime.ambient import ambient
 from mirrored.values.stacking import stack_components
-from mirrored.variables.access import Assignment, check_strategy, check_writable, store_of
+from mirrored.variables.access import check_strategy, check_writable, store_of
+from mirrored.variables.assignment import Assignment
 from mirrored.variables.operators import VariableOperators
 from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import near

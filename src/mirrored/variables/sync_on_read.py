@@ -26,7 +26,7 @@ from mirrored.variables.state_lock import lock, turn
 from mirrored.variables.storage import near
 
 if TYPE_CHECKING:
-    from mirrored.variables.access import Assignment
+    from mirrored.variables.assignment import Assignment
     from mirrored.variables.variable import Variable
 
 

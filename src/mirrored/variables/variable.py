@@ -23,6 +23,7 @@ from mirrored.values.distributed_values import DistributedValues
 from mirrored.values.reprs import distributed_repr
 from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables import access, copying
+from mirrored.variables.assignment import Assignment
 from mirrored.variables.component import VariableComponent, write_component
 from mirrored.variables.copying import Reference
 from mirrored.variables.creation import VariableMeta, broadcast_initial, evaluate_initial
@@ -337,7 +338,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
 
     def _update(self, method: str, value: object, read_value: bool) -> Any:
         announce_write((self,))
-        assignment = access.Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
+        assignment = Assignment(self, method, user_line(), f"{self.name}.{method}", read_value)
         new = access.write(assignment, access.operand_of(value))
         if not read_value:
             return None
@@ -348,8 +349,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
     def update_component(self, replica: int, method: str, value: object, read_value: bool) -> Any:
         """Assigns the value of one replica; `method` is ``"assign"``, ``"assign_add"`` or ``"assign_sub"``."""
         announce_write((self,))
-        called = f"{VariableComponent(self, replica).name}.{method}"
-        assignment = access.Assignment(self, method, user_line(), called)
+        assignment = Assignment(self, method, user_line(), f"{VariableComponent(self, replica).name}.{method}")
         new = write_component(assignment, replica, access.operand_of(value))
         return new if read_value else None
 
