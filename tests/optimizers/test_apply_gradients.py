@@ -294,6 +294,14 @@ def test_per_replica_gradients_have_no_place_inside_a_replica(way):
         mr.MirroredStrategy(["CPU:0"]).run(lambda: optimizer.apply_gradients([(gradients, variable)]))
 
 
+def test_a_gradient_can_be_a_variable_of_unknown_shape():
+    gradient, variable = mr.Variable([2.0, 4.0], shape=[None]), mr.Variable([1.0, 1.0])
+    SGD(0.5).apply_gradients([(gradient, variable)])
+    assert variable.numpy().tolist() == [0.0, -1.0]
+    with pytest.raises(StructureError, match=r"float32\[2\] for float32\[1\]"):
+        SGD(0.5).apply_gradients([(gradient, mr.Variable([1.0]))])
+
+
 @pytest.mark.ways(modes=("compiled", "folded"), replicas=(4, 8))
 @pytest.mark.first(1)
 def test_all_gradients_go_into_one_reduction(way):

@@ -473,3 +473,14 @@ def test_components_of_an_open_shape_are_operands_as_their_values():
         v.assign([1.0, 2.0, 3.0])
         assert (float(jnp.sum(component)), jnp.add(component, 1.0).tolist()) == (6.0, [2.0, 3.0, 4.0])
         assert (component.ndim, component.component_shape) == (1, (3,))
+
+
+def test_a_scalar_variable_of_open_shape_can_be_assigned_to_another_variable():
+    source = mr.Variable(2.0, shape=tf.TensorShape(None))
+    target = mr.Variable(1.0)
+    target.assign(source)
+    target.assign_add(source)
+    assert float(target) == 4.0
+    with mr.MirroredStrategy(["CPU:0"], num_replicas=2).scope():
+        target.assign(mr.Variable(3.0, shape=tf.TensorShape(None)).values[0])
+    assert float(target) == 3.0

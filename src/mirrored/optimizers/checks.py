@@ -86,7 +86,8 @@ def _problem(gradient: object, variable: Variable, in_replica: bool) -> str:
     value = gradient.value if isinstance(gradient, Mirrored) else gradient
     if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int | Variable):
         return f"{variable.name}: a {type(value).__name__} for {wanted}"
-    shape = tuple(value.shape) if hasattr(value, "shape") else ()
+    # A variable may have a declared shape with unknown dimensions, and its value a definite one.
+    shape = value.component_shape if isinstance(value, Variable) else tuple(getattr(value, "shape", ()))
     dtype = _dtype_of(value)
     fits = shape == variable.component_shape and _is_gradient_of(variable, dtype)
     return "" if fits else f"{variable.name}: {dtype}{list(shape)} for {wanted}"

@@ -60,7 +60,9 @@ class Assignment:
         """
         variable = self.variable
         # A variable may have a declared shape with unknown dimensions, and its value a definite one.
-        shape = getattr(getattr(value, "container", value), "component_shape", None) or np.shape(value)
+        shape = getattr(getattr(value, "container", value), "component_shape", None)
+        if shape is None:  # () is the shape of a scalar variable
+            shape = np.shape(value)
         own = variable.component_shape if self.replaces else np.shape(old)  # `old` may be an uncommitted value
         if shape != own and not (self.replaces and variable.may_become(shape)):
             raise VariableError(
