@@ -355,6 +355,26 @@ def test_values_of_a_narrower_dtype_are_aggregated_in_the_variables_dtype(way, i
 
 
 @few
+@pytest.mark.parametrize("aggregation", ["ONLY_FIRST_REPLICA", "SUM", "MEAN", lambda stacked: jnp.max(stacked, axis=0)])
+def test_a_sync_on_read_variable_is_assigned_as_the_component_of_each_replica(way, aggregation):
+    v = make(way, 0.0, aggregation=aggregation)
+    source = make(way, 0.0, synchronization="ON_READ", aggregation="SUM")
+
+    def replica():
+        source.assign(1.0 + replica_id())
+        with mr.GradientTape() as tape:
+            v.assign(source)
+            loss = 3.0 * v
+        return tape.gradient(loss, v)
+
+    gradients = way.compile(lambda: way.strategy.run(replica))()
+    custom = float(way.num_replicas)
+    expected = custom if callable(aggregation) else combined(VariableAggregation[aggregation], way.num_replicas)
+    assert components(way, v) == [expected] * way.num_replicas
+    assert components(way, gradients) == [3.0] * way.num_replicas
+
+
+@few
 @pytest.mark.parametrize("aggregation", ["ONLY_FIRST_REPLICA", "SUM", lambda stacked: stacked[0]])
 @pytest.mark.parametrize("place", ["replica", "cross-replica"])
 @pytest.mark.parametrize("value", [np.array([300, 1], np.int32), [300, 1]], ids=["array", "list"])

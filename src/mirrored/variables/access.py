@@ -340,20 +340,25 @@ def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, 
 def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: ReplicaRunner) -> None:
     """Aggregates the values that all replicas assign to a mirrored variable, and assigns the aggregate."""
     variable = assignment.variable
+    # Read in the replica: in the merge, a sync-on-read variable has the aggregate of its components as its value.
+    payload = value if _is_number(value) else assignment.term(value)
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         merged = aligned(_aggregate_local_values(assignment, payloads, runner), variable.device_assignment)
         store.set_whole(variable, assignment.combined(store.whole(variable), merged), assignment.where)
         return [None] * len(payloads)
 
-    runner.run_merge(Merge(assignment.called, run, given=(same_object(variable, variable.name),)), value)
+    runner.run_merge(Merge(assignment.called, run, given=(same_object(variable, variable.name),)), payload)
+
+
+def _is_number(value: object) -> bool:
+    """Returns whether a value is a Python number: `numpy.float64` is one, too, but stays an array of its replica."""
+    return isinstance(value, (bool, int, float, complex)) and not hasattr(value, "dtype")
 
 
 def _aggregate_local_values(assignment: Assignment, payloads: Sequence[Any], runner: ReplicaRunner) -> Any:
     """Aggregates the values that the replicas assign; `payloads` has one value per local replica."""
-    # `numpy.float64` is a Python float, too; like other NumPy numbers it is an array, one per replica.
-    are_numbers = all(isinstance(one, (bool, int, float, complex)) and not hasattr(one, "dtype") for one in payloads)
-    if are_numbers and runner.are_equal(payloads):
+    if all(map(_is_number, payloads)) and runner.are_equal(payloads):
         return _one_number(assignment, payloads[0])
     arrays = [assignment.term(payload) for payload in payloads]
     if assignment.variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
