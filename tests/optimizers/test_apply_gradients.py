@@ -141,10 +141,26 @@ def test_aggregation_can_be_skipped(way):
     assert int(optimizer.iterations.numpy()) == 2
 
 
-@pytest.mark.ways(replicas=(2,))
-def test_gradients_that_differ_are_refused_when_aggregation_is_skipped(way):
+@pytest.mark.ways(modes=("eager", "compiled"), replicas=(1, 2))
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN", lambda stacked: 2.0 * jnp.max(stacked, axis=0)])
+def test_the_aggregation_of_a_variable_does_not_apply_to_its_updates(way, aggregation):
     with way.strategy.scope():
-        variable = mr.Variable(1.0)
+        summed, skipped = (mr.Variable(4.0, aggregation=aggregation) for _ in range(2))
+        optimizer = SGD(0.5)
+
+    def replica_step() -> None:
+        optimizer.apply_gradients([(jnp.float32(2.0), summed)])
+        optimizer.apply_gradients([(jnp.float32(2.0), skipped)], skip_gradients_aggregation=True)
+
+    way.compile(lambda: way.strategy.run(replica_step))()
+    assert (float(summed.numpy()), float(skipped.numpy())) == (4.0 - way.num_replicas, 3.0)
+
+
+@pytest.mark.ways(replicas=(2,))
+@pytest.mark.parametrize("aggregation", ["NONE", "MEAN"])
+def test_gradients_that_differ_are_refused_when_aggregation_is_skipped(way, aggregation):
+    with way.strategy.scope():
+        variable = mr.Variable(1.0, aggregation=aggregation)
         optimizer = SGD(0.5)
         optimizer.build([variable])
 

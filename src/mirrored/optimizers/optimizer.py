@@ -395,7 +395,7 @@ class Optimizer:
             for one, value in zip(variables, new, strict=True)
         ]
         targets, values = [*variables, *slots, self.iterations], [*new, *new_state, step + 1]
-        together(lambda: access.assign_all(targets, values))
+        together(lambda: access.assign_all(targets, values, aggregates=False))
 
 
 def _descending(gradients: Sequence[Any]) -> list[Any]:

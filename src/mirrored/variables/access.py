@@ -193,12 +193,18 @@ def write(assignment: Assignment, value: object) -> Any:
     return _write(assignment, value, ambient(), trace_below_tapes(current_trace()))
 
 
-def assign_all(variables: Sequence[Variable], values: Sequence[object]) -> None:
-    """Assigns `values` to `variables` one by one, like `Variable.assign`."""
+def assign_all(variables: Sequence[Variable], values: Sequence[object], *, aggregates: bool = True) -> None:
+    """Assigns `values` to `variables` one by one, like `Variable.assign`.
+
+    Args:
+        variables: The variables.
+        values: One value for each variable.
+        aggregates: Whether the variables' aggregations apply. If not, all replicas must assign equal values.
+    """
     announce_write(variables)
     here, where, trace = ambient(), user_line(), trace_below_tapes(current_trace())
     for variable, value in zip(variables, map(operand_of, values), strict=True):
-        _write(Assignment(variable, "assign", where, f"{variable.name}.assign", read_value=False), value, here, trace)
+        _write(Assignment(variable, "assign", where, f"{variable.name}.assign", False, aggregates), value, here, trace)
 
 
 def _write(assignment: Assignment, value: object, here: Ambient, trace: Any) -> Any:
@@ -301,6 +307,8 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
 def _is_aggregated(assignment: Assignment) -> bool:
     """Returns whether the values that the replicas of a run assign to a variable are aggregated."""
     variable = assignment.variable
+    if not assignment.aggregates:
+        return False
     # Eager replicas assign a plain variable in turn; only the sum of what they add is the same in a compiled run.
     if variable.device_assignment is not None or variable.internal:
         return variable.aggregation is not VariableAggregation.NONE
@@ -311,7 +319,7 @@ def _is_aggregated(assignment: Assignment) -> bool:
 def _aggregated_alone(assignment: Assignment, value: object) -> Any:
     """Applies a variable's custom reduction to the value of a single replica; other aggregations do nothing."""
     variable = assignment.variable
-    is_custom = not isinstance(variable.aggregation, VariableAggregation)
+    is_custom = assignment.aggregates and not isinstance(variable.aggregation, VariableAggregation)
     if variable.device_assignment is None or variable.per_replica or not is_custom:
         return value
     return reduced_alone(as_reduce_op(variable.aggregation), assignment.term(value))

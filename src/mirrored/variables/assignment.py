@@ -32,6 +32,8 @@ class Assignment:
         where: The line of user code that makes the call.
         called: The call as the user wrote it, for messages.
         read_value: Whether the caller receives the new value.
+        aggregates: Whether the variable's aggregation applies to the values that replicas assign. False for the updates
+            of an optimizer, which are computed from gradients that are reduced already.
     """
 
     variable: Any
@@ -39,6 +41,7 @@ class Assignment:
     where: str
     called: str
     read_value: bool = True
+    aggregates: bool = True
 
     @property
     def replaces(self) -> bool:
