@@ -204,6 +204,8 @@ def test_a_worker_without_any_data(tmp_path):
         ("captured_inside", "DisagreementError", "captured array 0 on worker 1"),
         ("plain_variable", "DisagreementError", "variable 'own' on worker 1"),
         ("later_variable", "DisagreementError", "variable 'rate' on worker 1"),
+        ("same_names", "DisagreementError", "mirrored variable 'w' on worker 1"),
+        ("plain_same_names", "DisagreementError", "variable 'w' on worker 1"),
         ("returned_number", "DisagreementError", "['loss'] on worker 1"),
         ("returned_argument", "DisagreementError", "values differ from those of worker 0"),
         (
@@ -229,6 +231,7 @@ def test_a_worker_that_goes_its_own_way_is_named(tmp_path, how, kind, words):
 def test_eager_replicas_of_several_workers_may_do_different_things(tmp_path):
     alone = module_of("unlike_replicas").outcome(mr.MirroredStrategy(["CPU:0", "CPU:1"]))
     assert alone["gradients"] == [[1.0] * 3, [10.0] * 3, None]
+    assert alone["updated"] == [0.5, -4.5, 1.0]
     assert alone["given"] == [3, True, 0.5]
     assert alone["sums"] == [5.0, 0.75]
     assert run("unlike_replicas", [1, 1], tmp_path, seconds=100) == [alone, alone]

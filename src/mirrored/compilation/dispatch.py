@@ -18,7 +18,7 @@ from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.errors import DeviceError, DisagreementError
 from mirrored.variables.former import has_failed, on_restored, restore_failed
 from mirrored.variables.state_lock import attributes_of, lock, state, storing
-from mirrored.variables.storage import placed
+from mirrored.variables.storage import distinct_names, placed
 from mirrored.watchdog.collective_log import collective_log
 
 if TYPE_CHECKING:
@@ -320,9 +320,11 @@ class WorkerArguments:
 
     def _compare_captured(self) -> None:
         values = {f"captured array {place}": array for place, array in enumerate(self._captured)}
-        for variable in self._variables:
-            if variable.device_assignment is None and _is_fully_addressable(value := variable.borrowed()):
-                values[f"variable {variable.name!r}"] = value
+        plain = [variable for variable in self._variables if variable.device_assignment is None]
+        names = distinct_names(plain)
+        for variable in plain:
+            if _is_fully_addressable(value := variable.borrowed()):
+                values[f"variable {names[id(variable)]!r}"] = value
         check_equal(
             self._name,
             values,

@@ -27,6 +27,7 @@ from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable
 from mirrored.variables.component import VariableComponent
+from mirrored.variables.storage import distinct_names
 
 # Pairs gradients with variables.
 
@@ -375,11 +376,12 @@ def _aligned(
     lacking = [key for key, row in rows.items() if all(gradient is None for gradient in row)]
     if runner.device_assignment.spans_processes:
         # Every worker must reduce the same list. A variable without a gradient here may have one on another worker.
-        names = [variables[key].name for key in rows if key not in lacking]
+        names = distinct_names(variables.values())
+        given_here = [names[key] for key in rows if key not in lacking]
         elsewhere = {
-            name for worker in host_allgather(called, "which variables have gradients", names) for name in worker
+            name for worker in host_allgather(called, "which variables have gradients", given_here) for name in worker
         }
-        lacking = [key for key in lacking if variables[key].name not in elsewhere]
+        lacking = [key for key in lacking if names[key] not in elsewhere]
     absent = tuple(variables[key].name for key in lacking)
     present = [variable for key, variable in variables.items() if key not in lacking]
     if not present:

@@ -41,7 +41,7 @@ from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.stacking import stack_components
 from mirrored.variables.state_lock import assign_all_stored, excuse
-from mirrored.variables.storage import placed, uncommitted
+from mirrored.variables.storage import distinct_names, placed, uncommitted
 
 if TYPE_CHECKING:
     from mirrored.collectives.reduce_op import ReduceOp
@@ -126,8 +126,7 @@ class EagerRunner(ReplicaRunner):
         self._separated: dict[int, Any] = {}
         self._outer: dict[int, Any] = {}
         self._spans = self.device_assignment.spans_processes
-        self.has_outer_numbers = False
-        self._uneven = False
+        self.has_outer_numbers = self._uneven = False
 
     def run_replicas(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], specs: OutSpecs | None = None
@@ -379,9 +378,10 @@ class EagerRunner(ReplicaRunner):
     def _check_workers(self, entries: Sequence[StagedAssignment]) -> None:
         """Raises an error if the new value of a mirrored variable differs between processes."""
         mirrored = [entry.variable for entry in entries if not entry.variable.per_replica]
+        names, device = distinct_names(mirrored), self._device_of(0)
         check_equal(
             "Strategy.run",
-            {f"mirrored variable {v.name!r}": _on_device(self.store.whole(v), self._device_of(0)) for v in mirrored},
+            {f"mirrored variable {names[id(v)]!r}": _on_device(self.store.whole(v), device) for v in mirrored},
             rule="a mirrored variable must be equal on all replicas of all workers at all times",
             remedy="reduce the value first (get_replica_context().all_reduce), or create it with aggregation=",
         )

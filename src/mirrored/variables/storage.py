@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import itertools
 import weakref
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -23,6 +25,7 @@ from mirrored.variables.former import forget_computed, restore_failed
 from mirrored.variables.state_lock import lock, note_former, note_pending, settle, state, thread
 
 if TYPE_CHECKING:
+    from mirrored.runtime.staged_values import VariableLike
     from mirrored.topology.device_assignment import DeviceAssignment
 
 
@@ -152,6 +155,21 @@ def sizes_of_resizables() -> tuple[tuple[int, tuple[int, ...]], ...]:
         return ()
     variables = [one() for one in list(_resizable)]
     return tuple((one.serial, one.component_shape) for one in variables if one is not None)
+
+
+def distinct_names(variables: Iterable[VariableLike]) -> dict[int, str]:
+    """Returns a name for each variable, by `id`, which no other of them has and which is the same on all workers.
+
+    Variables of one name are numbered in the order of their creation. `serial` itself can differ between workers: it
+    also counts the variables that a worker creates alone.
+    """
+    numbers: Counter[str] = Counter()
+    names = {}
+    for variable in sorted(variables, key=lambda one: one.serial):
+        numbers[variable.name] += 1
+        number = numbers[variable.name]
+        names[id(variable)] = variable.name if number == 1 else f"{variable.name} (number {number} of this name)"
+    return names
 
 
 class VariableStorage(Awaiting):

@@ -101,6 +101,17 @@ def later_variable() -> None:
             rate.assign(0.5 + me)
 
 
+def same_names() -> None:
+    with strategy.scope():
+        first, second = (mr.Variable(0.0, name="w") for _ in range(2))
+    strategy.run(lambda: (first.assign(float(me)), second.assign(1.0)))
+
+
+def plain_same_names() -> None:
+    own, _ = plain = [mr.Variable(jnp.full(2, float(value)), name="w") for value in (me, 0)]
+    mr.function(lambda: strategy.run(lambda: own + plain[1]))()
+
+
 def returned_number() -> None:
     strategy.run(lambda: {"loss": 0.5 + me}, out_specs=PartitionSpec())
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import mirrored as mr
 
@@ -55,6 +57,22 @@ def _missing_gradients(strategy: mr.MirroredStrategy) -> dict[str, Any]:
             None if one is None else np.asarray(strategy.experimental_local_results(one)[0]).tolist() for one in reduced
         ]
     }
+
+
+def _updates_of_one_name(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    """Each replica has the gradient of one of three variables with one name; nothing updates the third."""
+    with strategy.scope():
+        variables = [mr.Variable(1.0, name="w") for _ in range(3)]
+        optimizer = mr.optimizers.Optimizer(optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.5)))
+
+    def update() -> None:
+        gradients = [None, jnp.float32(10.5), None] if _replica() else [jnp.float32(0.5), None, None]
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the third variable
+        strategy.run(update)
+    return {"updated": [float(variable.numpy()) for variable in variables]}
 
 
 def _under_a_tape(strategy: mr.MirroredStrategy) -> dict[str, Any]:
@@ -112,6 +130,7 @@ def outcome(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     return {
         **_numbers(strategy),
         **_missing_gradients(strategy),
+        **_updates_of_one_name(strategy),
         **_under_a_tape(strategy),
         **_equal_to_arguments(strategy),
         **_from_a_merge(strategy),
