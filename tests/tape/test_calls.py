@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -129,3 +130,13 @@ def test_a_result_beside_that_of_such_a_function_has_its_gradient(name: str, per
 
 def test_the_argument_of_such_a_program_has_the_gradient_of_the_rule() -> None:
     assert gradient(CLOSED_OVER["jit"], 0, Y).tolist() == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_numpy_operand_of_a_function_that_closes_over_a_watched_array_may_be_refilled(persistent: bool) -> None:
+    x, batch = jnp.ones(1024), np.full(1024, 2.0, np.float32)
+    with mr.GradientTape(persistent=persistent) as tape:
+        tape.watch(x)
+        y = jax.jit(lambda batch: jnp.sum(batch * x))(batch)
+    batch[:] = 100.0
+    np.testing.assert_array_equal(tape.gradient(y, x), np.full(1024, 2.0))

@@ -18,7 +18,13 @@ from mirrored._typing import Leaf
 from mirrored.tape import catalogue
 from mirrored.tape.no_derivative import Key, closed_over
 from mirrored.tape.operation import Operation, linearize
-from mirrored.tape.record import FailedRecord, LinearPullbackRecord, PartialAliasRecord, PullbackRecord
+from mirrored.tape.record import (
+    FailedRecord,
+    LinearPullbackRecord,
+    PartialAliasRecord,
+    PullbackRecord,
+    owned_operand,
+)
 
 if TYPE_CHECKING:
     from mirrored._jax.custom_derivatives import WrappedFun
@@ -255,6 +261,8 @@ def process_lifted(
     recorder = trace.recorder
     assert recorder is not None
     values, keys, watched = operands
+    if not watched:  # `split_operands` copies NumPy operands only if one of the operands is watched
+        values = [owned_operand(value) for value in values]
     lifted = Lifted(primitive, params, arrays)
     key = (primitive, *params.items(), tuple(map(id, arrays)), "lifted")
     operation = catalogue.of_program(key, lambda: Operation(lifted, str(primitive), custom_calls(params)))
