@@ -11,7 +11,7 @@ import mirrored as mr
 from mirrored import tf
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.compilation import function
-from mirrored.errors import ArgumentError, StructureError
+from mirrored.errors import ArgumentError, ContextError, StructureError
 from mirrored.gradients import GradientAccumulator, aggregate_gradients
 from mirrored.optimizers import SGD, Adam
 
@@ -312,3 +312,15 @@ def test_an_interrupted_override_of_apply_gradients_changes_nothing():
     assert (float(v), float(accumulator.variables[0])) == (1.0, 0.5)
     accumulator.apply(own)
     assert (float(v), float(accumulator.variables[0])) == (0.5, 0.0)
+
+
+@pytest.mark.ways(replicas=(2,))
+def test_micro_batches_are_added_in_replicas_not_in_merges(way):
+    with way.strategy.scope():
+        accumulator = GradientAccumulator([mr.Variable(1.0)])
+
+    def step():
+        mr.get_replica_context().merge_call(lambda strategy: accumulator.add([jnp.ones(())], count=1))
+
+    with pytest.raises(ContextError, match=r"GradientAccumulator\.add: it was called in cross-replica context"):
+        way.compile(lambda: way.strategy.run(step))()

@@ -15,7 +15,7 @@ from mirrored._jax.trees import in_order_of, positions_in_order
 from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.summation import narrow, widen
-from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
+from mirrored.errors import ArgumentError, ArgumentTypeError, ContextError, StructureError
 from mirrored.optimizers import Optimizer
 from mirrored.optimizers.gradient_merge import PairsOf, scope_of, update_with_sums
 from mirrored.runtime.ambient import ambient
@@ -207,7 +207,16 @@ class GradientAccumulator:
 
         Raises:
             StructureError: The number or the shapes of the gradients do not match the variables, or `count` has axes.
+            ContextError: The call is in a merge, as in the function of `merge_call`.
         """
+        here = ambient()
+        if here.runner is not None and here.replica is None:
+            raise ContextError(
+                "GradientAccumulator.add",
+                found="it was called in cross-replica context, in a merge of the replicas",
+                rule="each replica adds the gradients and the number of examples of its own micro-batch",
+                remedy="call it in the function that is passed to run, outside of merge_call",
+            )
         gradients = self._checked(gradients)
         count = jnp.asarray(count, jnp.float32)
         if count.shape:
@@ -217,7 +226,6 @@ class GradientAccumulator:
                 rule="the count of a micro-batch is one number: how many examples it has on this replica",
                 remedy="pass x.shape[0], or the sum of the weights of the examples: jnp.sum(weights)",
             )
-        here = ambient()
         if self._reduction == "mean" and here.runner is not None and here.replica.local_index == 0:
             rows = [[gradient] for gradient in gradients if gradient is not None]
             here.runner.note_summed("GradientAccumulator.add", rows, are_divided=True)
