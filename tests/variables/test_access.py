@@ -672,3 +672,12 @@ def test_an_addition_in_an_eager_run_has_the_shape_that_the_run_has_assigned_bef
     assert v.numpy().tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(VariableError, match=r"variable .* has shape \(3,\)"):
         v.assign_add(jnp.ones(2))
+
+
+@pytest.mark.ways(replicas=(2,))
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_replicas_assign_a_lost_variable_without_reading_it(way, aggregation):
+    v = make(way, 0.0, aggregation=aggregation)
+    v.lose("it was donated")
+    way.compile(lambda: way.strategy.run(lambda: v.assign(jnp.float32(3.0), read_value=False)))()
+    assert v.numpy() == (6.0 if aggregation is VariableAggregation.SUM else 3.0)

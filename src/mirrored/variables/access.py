@@ -243,8 +243,7 @@ def _write_whole(assignment: Assignment, value: object, store: VariableStore | N
         return as_result(stored, variable.device_assignment) if assignment.read_value else None
     old = None if assignment.replaces else store.whole(variable)
     here_too = value if isinstance(value, Tracer) else aligned(value, variable.device_assignment)
-    new = assignment.combined(old, here_too)
-    store.set_whole(variable, new, assignment.where)
+    store.set_whole(variable, assignment.combined(old, here_too), assignment.where)
     return store.whole(variable) if assignment.read_value else None
 
 
@@ -295,7 +294,7 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
     alone = runner is None or runner.device_assignment.num_replicas == 1
     if runner is None or alone or variable.per_replica or not _is_aggregated(assignment):
         term = _aggregated_alone(assignment, value) if alone else value
-        new = assignment.combined(store.local(variable, index), term)
+        new = assignment.combined(None if assignment.replaces else store.local(variable, index), term)
         store.set_local(variable, index, new, assignment.where)
         return store.local(variable, index)
     if variable.device_assignment is None and variable.is_sum_of_components:
@@ -353,7 +352,8 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         merged = aligned(_aggregate_local_values(assignment, payloads, runner), variable.device_assignment)
-        store.set_whole(variable, assignment.combined(store.whole(variable), merged), assignment.where)
+        old = None if assignment.replaces else store.whole(variable)
+        store.set_whole(variable, assignment.combined(old, merged), assignment.where)
         return [None] * len(payloads)
 
     runner.run_merge(Merge(assignment.called, run, given=(same_object(variable, variable.name),)), payload)
