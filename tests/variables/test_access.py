@@ -681,3 +681,18 @@ def test_replicas_assign_a_lost_variable_without_reading_it(way, aggregation):
     v.lose("it was donated")
     way.compile(lambda: way.strategy.run(lambda: v.assign(jnp.float32(3.0), read_value=False)))()
     assert v.numpy() == (6.0 if aggregation is VariableAggregation.SUM else 3.0)
+
+
+@pytest.mark.ways(replicas=(1, 2))
+@pytest.mark.parametrize("in_merge", [False, True])
+def test_a_program_may_donate_an_array_that_replicas_have_assigned(way, in_merge):
+    v, array = make(way, jnp.zeros(4)), jnp.full(4, 5.0)
+
+    def assign(_strategy=None):
+        v.assign(array, read_value=False)
+
+    way.compile(
+        lambda: way.strategy.run(lambda: mr.get_replica_context().merge_call(assign) if in_merge else assign())
+    )()
+    jax.jit(lambda x: x + 1.0, donate_argnums=0)(array)
+    assert v.numpy().tolist() == [5.0] * 4

@@ -41,7 +41,7 @@ from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.stacking import stack_components
 from mirrored.variables.state_lock import assign_all_stored, excuse
-from mirrored.variables.storage import distinct_names, placed, uncommitted
+from mirrored.variables.storage import distinct_names, donatable, placed, uncommitted
 
 if TYPE_CHECKING:
     from mirrored.collectives.reduce_op import ReduceOp
@@ -220,7 +220,7 @@ class EagerRunner(ReplicaRunner):
             return uncommitted(whole)
         if variable.per_replica:
             return jax.device_put(whole, self.device_assignment.sharded)
-        return placed(whole, self.device_assignment, per_replica=False)
+        return placed(donatable(whole), self.device_assignment, per_replica=False)  # the program may donate its own
 
     # ReplicaRunner
 
