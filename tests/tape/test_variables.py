@@ -10,7 +10,7 @@ from jax import lax
 
 from mirrored.compilation import function
 from mirrored.errors import StructureError, TapeError, TransformError
-from mirrored.tape import GradientTape, custom_gradient, stop_gradient
+from mirrored.tape import GradientTape, custom_gradient, stop_gradient, unrecorded
 from mirrored.tape.forward_accumulator import ForwardAccumulator
 from mirrored.variables import Variable
 
@@ -54,6 +54,35 @@ def test_a_read_before_the_tape_is_a_constant(v):
     with GradientTape() as tape:
         y = constant * constant
     assert tape.gradient(y, v) is None
+
+
+@pytest.mark.parametrize("around", [lambda step: step, function])
+@pytest.mark.parametrize("is_inside", [True, False])
+@pytest.mark.first(2)
+def test_a_watched_value_of_a_variable_is_another_array_than_later_reads(v, around, is_inside):
+    def step():
+        before = v.read_value()
+        with GradientTape(watch_accessed_variables=False) as tape:
+            value = v.read_value() if is_inside else before
+            tape.watch(value)
+            y = value * 2.0 + v * 10.0
+        return tape.gradient(y, value)
+
+    assert float(around(step)()) == 2.0
+
+
+@pytest.mark.parametrize("around", [lambda step: step, function])
+@pytest.mark.parametrize("read", [Variable.read_value, lambda v: jax.jit(v.read_value)()])
+@pytest.mark.first(2)
+def test_a_read_while_tapes_are_suspended_is_a_constant(v, around, read):
+    def step():
+        with GradientTape() as tape:
+            with unrecorded():
+                constant = read(v)
+            y = v * constant
+        return tape.gradient(y, v)
+
+    assert float(around(step)()) == 2.0
 
 
 def test_the_value_at_recording_time_counts_and_reads_add_up(v):

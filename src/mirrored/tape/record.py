@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.boxes import Box
+from mirrored._jax.boxes import Box, another_object
 from mirrored._jax.inlining import JaxprProgram, program_of
 from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
 from mirrored._jax.traces import ShapedArray, Tracer, another_tracer
@@ -431,9 +431,9 @@ class Recorder:
             return value.payload
         if self.key_of(value, owner) is None:
             return value
-        if type(value) is Box:
-            return Box(value.owner, value.payload, value.key)
-        return value if owner.is_concrete(value) else owner.copied(value)
+        # The array that a variable stores may itself be watched, if it was read as a constant.
+        distinct_object = another_object(value)
+        return distinct_object if distinct_object is not value else owner.copied(value)
 
 
 def _local_replica() -> int | None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, ReadTracer
 from mirrored._jax.jaxprs import aval_of
-from mirrored._jax.traces import current_trace, is_cut_off, is_staging_above, parent_of, put_trace
+from mirrored._jax.traces import Trace, current_trace, is_cut_off, is_staging, is_staging_above, parent_of, put_trace
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
@@ -252,8 +252,15 @@ class Recording:
         """
         if is_deriving():
             return True if self._trace.eager else None
-        # Code that suspends the tape on purpose also resets its token.
-        return True if caches.current() is not None and is_cut_off(current_trace()) else None
+        # Code that suspends the tape on purpose resets the token of an eager tape, and computes in the trace that
+        # encloses any other.
+        trace = current_trace()
+        return True if caches.current() is not None and is_cut_off(trace) and not self._encloses(trace) else None
+
+    def _encloses(self, trace: Trace | None) -> bool:
+        """Returns whether `trace`, or a trace in which it is nested, encloses this tape and builds a jaxpr."""
+        own = list(_with_parents(self._trace.parent))
+        return any(one is other for one in _with_parents(trace) if is_staging(one) for other in own)
 
     def on_write(self, variables: Sequence[ReadableVariable]) -> None:
         """Makes gradients of later reads flow to the variables themselves, not through earlier assignments.
@@ -275,3 +282,10 @@ class Recording:
         It is called before a per-replica value is split into its components.
         """
         return self._trace.recorder is not None and self._recorder.key_of(value, self._trace) is not None
+
+
+def _with_parents(trace: Trace | None) -> Iterator[Trace]:
+    """Yields a JAX trace and the traces in which it is nested, innermost first."""
+    while trace is not None:
+        yield trace
+        trace = parent_of(trace)
