@@ -400,6 +400,26 @@ def test_entering_again_goes_on(x):
     assert float(tape.gradient(z, x)) == 4.0
 
 
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_tape_entered_again_after_its_gradient_records_anew(x, is_inside):
+    tape, slopes = GradientTape(), []
+    for power in (2, 3):
+        with tape:
+            tape.watch(x)
+            y = x**power
+            if is_inside:
+                slopes.append(float(tape.gradient(y, x)))
+        if not is_inside:
+            slopes.append(float(tape.gradient(y, x)))
+    assert slopes == [6.0, 27.0]
+    with pytest.raises(RuntimeError, match="only be used to compute one set of gradients"):
+        tape.gradient(y, x)
+
+    with tape:
+        z = y * x
+    assert tape.gradient(z, x) is None
+
+
 def test_entering_twice_is_refused():
     with GradientTape() as tape, pytest.raises(ValueError, match="Tape is still recording"):
         tape.__enter__()

@@ -241,8 +241,8 @@ class GradientTape(Recording):
     def _differentiating(self) -> Iterator[Walk]:
         """Enters the context in which gradients are computed, and yields the backward pass.
 
-        A tape that is not persistent stops recording permanently. A persistent tape records the backward pass if it
-        runs in the tape's own block.
+        A tape that is not persistent stops recording until it is entered again. A persistent tape records the backward
+        pass if it runs in the tape's own block.
         """
         recording = self._trace.recorder is not None
         if not self._persistent:

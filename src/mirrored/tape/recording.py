@@ -50,7 +50,7 @@ class Recording:
     # The block
 
     def __enter__(self) -> Self:
-        """Starts recording. A tape that is entered again adds to its earlier records.
+        """Starts recording. A tape that is entered again adds to its earlier records, or starts anew after a gradient.
 
         Raises:
             ArgumentError: The tape is already recording.
@@ -63,6 +63,9 @@ class Recording:
                 remedy="use a second GradientTape for the inner block",
             )
         self._entered = True
+        if self._used:  # The gradient has freed the records: it ended that recording, and another one begins.
+            self._used = False
+            self._recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
         self._start()
         return self
 
