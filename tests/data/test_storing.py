@@ -384,3 +384,29 @@ def test_the_files_of_inner_datasets_have_seeds_of_their_own(tmp_path: Path) -> 
     read(made())
     state, _, expected = cut_after(made(), 3)
     assert rest(made(), state) == expected
+
+
+@pytest.mark.parametrize("keep", ["memory", "memory of a stream", "cache", "snapshot", "epochs", "batches"])
+def test_the_element_spec_fills_no_cache(keep: str, tmp_path: Path) -> None:
+    def on(machine: str) -> Dataset:
+        drawn = Dataset.range(6).map(lambda n: tf.random.uniform([]))
+        return KEEPS[keep](drawn, tmp_path / machine).map(lambda x: x)
+
+    first, second = on("first"), on("second")
+    specs = first.element_spec, second.element_spec
+    assert not (tmp_path / "first").exists()
+    found = [read(first), read(second)]
+    assert set(found[0]).isdisjoint(found[1])  # without a seed, other numbers in every dataset
+    assert (first.element_spec, second.element_spec) == specs
+    assert [read(first), read(second)] == found
+
+
+@pytest.mark.parametrize("keep", sorted(KEEPS))
+def test_a_position_is_restored_after_the_element_spec(keep: str, tmp_path: Path) -> None:
+    def on(machine: str) -> Dataset:
+        return KEEPS[keep](SEEDED["shuffle"](), tmp_path / machine).map(lambda x: x)
+
+    state, _, expected = cut_after(on("first"), 4)
+    other = on("second")
+    assert other.element_spec == on("first").element_spec
+    assert rest(other, state) == expected

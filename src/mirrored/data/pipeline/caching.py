@@ -37,33 +37,39 @@ class Cached(OneParent, CursorTransformation):
         computes = any(hasattr(step, "function") for step in nodes(self.parent))
         if not computes or rows.length >= ENDLESS:
             return rows
-        items = self.items.setdefault((run.keys, *seeds_of(self.parent, run).values()), {})
+        items = self.items.setdefault(self._key(run), {})
 
         def kept(index: int) -> Element:
-            if index not in items:
-                items[index] = tree_map(frozen, rows.item(index))
-            return items[index]
+            if index in items:
+                return items[index]
+            element = tree_map(frozen, rows.item(index))
+            return items.setdefault(index, element) if run.fills_caches else element
 
         return ItemRows(rows.length, kept)
 
     def open_cursor(self, run: Run) -> Cursor:
+        key = self._key(run)
+        if not run.fills_caches and key not in self.complete:
+            return self.parent.cursor(pinned(run))
         # Grain's cache belongs to one iterator, so that every epoch would compute the elements again.
-        return _CacheCursor(self, pinned(run))
+        return _CacheCursor(self, pinned(run), key)
+
+    def _key(self, run: Run) -> tuple[int, ...]:
+        return (run.keys, *seeds_of(self.parent, run).values())
 
 
 class _CacheCursor:
     """An iterator that fills and reads the in-memory cache of a sequential dataset."""
 
-    def __init__(self, node: Cached, run: Run) -> None:
-        self._node, self._run = node, run
-        self._seeds = (run.keys, *seeds_of(node.parent, run).values())
+    def __init__(self, node: Cached, run: Run, key: tuple[int, ...]) -> None:
+        self._node, self._run, self._key = node, run, key
         self._place = 0
         self._reading: Cursor | None = None
         self._read: list[Any] = []
         self._lacks = False  # elements that raised an exception; a later pass reads the parent again
 
     def __next__(self) -> Element:
-        elements = self._node.complete.get(self._seeds)
+        elements = self._node.complete.get(self._key)
         if elements is not None:
             self._check_place(len(elements))
             if self._place == len(elements):
@@ -87,7 +93,7 @@ class _CacheCursor:
             except StopIteration:
                 self._check_place(len(self._read))
                 if not self._lacks:
-                    self._node.complete[self._seeds] = self._read
+                    self._node.complete[self._key] = self._read
                 raise
             except Exception as error:
                 self._lacks = True

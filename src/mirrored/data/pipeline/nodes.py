@@ -48,6 +48,8 @@ class Run:
         draws: A number of the pipeline and that of the pass, for the random numbers of functions; (0, 0) infers a spec.
         places: The positions in the pipeline of the steps whose functions may draw, by the `id` of the step.
         uses: Which input the operation is of each later one that combines several, for all but the first input.
+        fills_caches: Whether caches keep the elements. False for a pass that infers a spec, which has other seeds and
+            random numbers than an iteration.
     """
 
     path: tuple[int, ...] = (0,)
@@ -59,6 +61,7 @@ class Run:
     draws: tuple[int, int] = (0, 0)
     places: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     uses: tuple[int, ...] = ()
+    fills_caches: bool = True
 
     def draws_of(self, step: Node) -> FunctionStreamId:
         """Identifies the random stream from which an operation's user function draws in this pass."""
@@ -377,10 +380,12 @@ def length_as_cardinality(length: int) -> int:
 def first_element(node: Node) -> Element:
     """Computes the first element of a dataset in a separate pass, to infer the elements' shapes and dtypes.
 
+    The pass fills no cache.
+
     Raises:
         NoElementError: The dataset is empty.
     """
-    cursor = node.cursor(Run())
+    cursor = node.cursor(Run(fills_caches=False))
     try:
         return next(cursor)
     except StopIteration:

@@ -368,6 +368,8 @@ class Kept(StreamStep, CursorNode):
         return {"folder": os.path.join(self.folder, f"worker-{worker}-of-{workers}")}
 
     def open_cursor(self, run: Run) -> Cursor:
+        if not run.fills_caches and self._existing() is None:
+            return self.parent.cursor(pinned(run))
         rows = _rows_in(self._open(run))
         return PositionCursor(rows.item, rows.length)
 
