@@ -149,6 +149,20 @@ def test_an_interruption_leaves_what_was_there(tmp_path: Path) -> None:
     assert read(Dataset.load(tmp_path)) == [0, 1]
 
 
+def test_saving_is_an_iteration_with_random_numbers_of_its_own(tmp_path: Path) -> None:
+    drawn = [Dataset.range(4).map(lambda n: tf.random.uniform([])) for _ in range(2)]
+    found = [read(saved(dataset, tmp_path / "drawn")) for dataset in (*drawn, drawn[0])]
+    assert len({*found[0], *found[1], *found[2]}) == 12
+    shuffled = Dataset.range(50).shuffle(50, seed=0)
+    orders = [
+        read(saved(shuffled, tmp_path / "shuffled")),
+        read(shuffled),
+        read(saved(shuffled, tmp_path / "shuffled")),
+    ]
+    assert len({tuple(order) for order in orders}) == 3
+    assert orders == [read(again) for again in [Dataset.range(50).shuffle(50, seed=0)] for _ in range(3)]
+
+
 def test_endless_datasets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"the dataset is infinite\n.*\n.*take\(n\)"):
         Dataset.range(3).repeat().save(tmp_path)

@@ -202,7 +202,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
     def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
         """Writes the elements to a folder, from which `load` reads them.
 
-        Elements that were saved there before are replaced after all new ones are written.
+        Elements that were saved there before are replaced after all new ones are written. It is an iteration like any
+        other: a shuffle has another order in each call.
 
         Args:
             path: The folder. It is created if it does not exist.
@@ -224,7 +225,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         TensorFlow: `tf.data.Dataset.save`, with a different file format and without `shard_func`.
         """
         del compression
-        storing.store(self._node, path, "Dataset.save")
+        with self.iterator(lambda element: element) as elements:
+            storing.store(self._node, path, "Dataset.save", elements)
 
     def prefetch(self, buffer_size: int = AUTOTUNE, name: str | None = None) -> Self:
         """Prefetches up to `buffer_size` elements in a background thread (2 elements for AUTOTUNE)."""

@@ -18,7 +18,7 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
@@ -57,15 +57,17 @@ _TEXT: Final = "text"
 _KINDS: Final[dict[str, Any]] = {"dict": dict, "tuple": tuple}
 
 
-def store(node: Node, folder: str | os.PathLike[str], called: str, run: Run | None = None) -> None:
+def store(
+    node: Node, folder: str | os.PathLike[str], called: str, elements: Iterator[Element], seeds: Sequence[int] = ()
+) -> None:
     """Writes all elements of a dataset to a file in a folder, and replaces the file of an earlier call.
 
     Args:
         node: The pipeline.
         folder: The folder. It is created if it does not exist.
         called: The function that the user called, for messages.
-        run: The iteration. The file contains its seeds. None: an iteration with the seeds of the steps, which the file
-            does not contain.
+        elements: The elements of one pass over the pipeline.
+        seeds: The seeds of the pass, which the file contains.
 
     Raises:
         ArgumentError: The dataset is infinite; or the folder is a file, or contains another file of this name.
@@ -84,7 +86,7 @@ def store(node: Node, folder: str | os.PathLike[str], called: str, run: Run | No
     handle, name = tempfile.mkstemp(dir=place, prefix=FILE + ".")
     os.close(handle)
     try:
-        _write(node, name, called, run)
+        _write(node, name, called, elements, seeds)
         os.replace(name, place / FILE)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -112,14 +114,13 @@ def _is_stored(path: Path) -> bool:
     return not begin or begin[_HEAD_OFFSET_BYTES:] == _HEAD_BEGIN
 
 
-def _write(node: Node, path: str, called: str, run: Run | None) -> None:
+def _write(node: Node, path: str, called: str, elements: Iterator[Element], seeds: Sequence[int]) -> None:
     begins = []
-    seeds = {} if run is None else seeds_of(node, run)
-    with TFRecordWriter(path) as writer, contextlib.closing(elements_of(node, run or Run())) as elements:
+    with TFRecordWriter(path) as writer:
         first = list(itertools.islice(elements, 1))
         structure = _structure_of(node, first, called)
         head = {"version": _VERSION, "structure": structure}
-        place = _written(writer, json.dumps({**head, "seeds": list(seeds.values())} if seeds else head).encode())
+        place = _written(writer, json.dumps({**head, "seeds": list(seeds)} if seeds else head).encode())
         for element in itertools.chain(first, elements):
             begins.append(place)
             out = io.BytesIO()
@@ -391,7 +392,9 @@ class Kept(StreamStep, CursorNode):
 
     def _open(self, run: Run) -> Stored:
         if self._existing() is None:
-            store(self.parent, self.folder, self.called, pinned(run))
+            seeds = list(seeds_of(self.parent, run).values())
+            with contextlib.closing(elements_of(self.parent, pinned(run))) as elements:
+                store(self.parent, self.folder, self.called, elements, seeds)
         stored = self._existing()
         assert stored is not None
         if run.continues and any(run.seeds.get(step, seed) != seed for step, seed in self.kept_seeds().items()):
