@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,22 @@ def test_resampling_gives_the_wanted_classes_and_no_element_twice() -> None:
 
 def test_resampling_to_what_there_is_keeps_all() -> None:
     assert len(read(D.range(10).rejection_resample(lambda n: n % 2, [0.5, 0.5], [0.5, 0.5]))) == 10
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_every_epoch_of_a_resampled_dataset_drops_other_elements(seed: int | None) -> None:
+    def resampled() -> Dataset:
+        return D.range(61).rejection_resample(lambda n: n % 2, [0.5, 0.5], [0.9, 0.1], seed).map(lambda _, n: n)
+
+    dataset = resampled()
+    twice = read(dataset.repeat(2))
+    begin = next(place for place, (n, following) in enumerate(itertools.pairwise(twice), 1) if n > following)
+    epochs = [read(dataset), read(dataset), twice[:begin], twice[begin:]]
+    assert len({*map(tuple, epochs)}) == 4
+    for epoch in epochs:
+        assert {*range(1, 61, 2)} < {*epoch} < {*range(61)}
+        assert epoch == sorted(epoch)
+    assert_resumes_everywhere(resampled().repeat(2))
 
 
 def test_random_numbers() -> None:

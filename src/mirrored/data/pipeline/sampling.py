@@ -166,6 +166,8 @@ class Sampling(Steps):
     ) -> Self:
         """Drops elements at random to reach a target class distribution; returns pairs (class, element).
 
+        Every epoch drops other elements.
+
         Args:
             class_func: From an element (a tuple as separate arguments) to its class, an integer counted from 0.
             target_dist: The target frequency of each class.
@@ -185,7 +187,7 @@ class Sampling(Steps):
                 rule="both must have one frequency per class",
                 remedy="pass one number per class",
             )
-        draws = type(self)(_uniform(seed, None))
+        draws = type(self)(_uniform(seed, True))
         pairs: Any = type(self).zip((self, draws))  # type: ignore[attr-defined]
         return self._then(
             stateful.Resampled(pairs.node, type(self).adapted(class_func), target / target.sum(), initial)

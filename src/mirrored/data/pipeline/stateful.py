@@ -268,9 +268,7 @@ def _integer(value: object, name: str, rule: str) -> int:
 class Resampled(StatefulStep):
     """The operation `rejection_resample`: drops elements at random to reach a target class distribution.
 
-    It returns pairs (class, element).
-
-    The elements of the parent are pairs (element, uniform number in [0, 1)).
+    It returns pairs (class, element). The elements of the parent are pairs (element, uniform number in [0, 1)).
 
     Attributes:
         class_of: From an element to its class.
@@ -289,7 +287,8 @@ class Resampled(StatefulStep):
     @property
     def arguments(self) -> str:
         initial = None if self.initial is None else self.initial.tolist()
-        return f"rejection_resample(target_dist={self.target.tolist()}, initial_dist={initial})"
+        # The last words refuse positions of earlier versions, which dropped the same elements in each epoch.
+        return f"rejection_resample(target_dist={self.target.tolist()}, initial_dist={initial}), anew in each epoch"
 
     @property
     def spec(self) -> Any:
