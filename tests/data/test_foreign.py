@@ -257,6 +257,26 @@ def test_a_position_of_a_loader_with_persistent_workers(strategy: Any) -> None:
     assert numbers(iterator) == list(range(4, 24))
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_position_of_a_grain_dataset_is_restored_again(strategy: Any, count: int) -> None:
+    """Grain's interleave goes on with lists of the position that it restores."""
+    grain = pytest.importorskip("grain")
+    parts = [grain.MapDataset.range(start, start + 4).to_iter_dataset().batch(2) for start in range(0, 20, 4)]
+    interleaved = grain.experimental.InterleaveIterDataset(parts, cycle_length=2)
+    iterator = iter(strategy.experimental_distribute_dataset(interleaved))
+    for _ in range(count):
+        next(iterator)
+    state = iterator.get_state()
+    saved = json.loads(json.dumps(state))
+    expected = numbers(iterator)
+    assert len(expected) == 20 - 2 * count
+    for _ in range(2):
+        iterator.set_state(state)
+        assert iterator.get_state() == saved
+        assert numbers(iterator) == expected
+    assert state == saved
+
+
 def test_an_earlier_iteration_of_a_loader_with_persistent_workers_takes_no_batches(strategy: Any) -> None:
     dataset = strategy.experimental_distribute_dataset(DataLoader(), InputOptions(prefetch=0))
     earlier = iter(dataset)

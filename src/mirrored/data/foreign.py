@@ -167,7 +167,7 @@ class GrainCursor:
         return {"grain": state.decode() if isinstance(state, bytes) else state, "bytes": isinstance(state, bytes)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        inner = state["grain"]
+        inner = copy.deepcopy(state["grain"])  # Grain goes on using lists of it, and changes them (0.2.18, interleave)
         self._iterator.set_state(inner.encode() if state["bytes"] else inner)
 
     def close(self) -> None:
