@@ -18,7 +18,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.data import Dataset, InputOptions
-from mirrored.errors import DataFileError, StructureError
+from mirrored.errors import DataFileError, InputError, StructureError
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -195,6 +195,31 @@ print("done")
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=environment
     )
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 5])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_control_c_while_a_batch_is_read_ahead_is_raised_at_once(strategy: Any, at: int, prefetch: int) -> None:
+    came = []
+
+    def interrupted(x: Any) -> Any:
+        if x[0] == 2 * at and not came:
+            came.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+        return x
+
+    dataset = Dataset.range(12).batch(2).map(interrupted)
+    with iter(strategy.experimental_distribute_dataset(dataset, InputOptions(prefetch=prefetch))) as reading:
+        found = list[int]()
+        with pytest.raises(KeyboardInterrupt):
+            found.extend(int(element.values[0][0]) for element in reading)
+        taken = len(found)
+        with pytest.raises(InputError, match=r"an interrupt \(KeyboardInterrupt\) stopped this batch|raised an error"):
+            found.extend(int(element.values[0][0]) for element in reading)
+        assert len(found) == at
+        assert (at > taken) == (prefetch > 0 and at > 0)
+        reading.set_state(reading.get_state())
+        assert found + firsts(reading) == list(range(0, 12, 2))
 
 
 class TestErrors:

@@ -259,3 +259,13 @@ def closed_meanwhile_error(called: str = "DatasetIterator") -> InputError:
         rule="a closed iterator cannot return elements",
         remedy="create a new one with iter(dataset)",
     )
+
+
+def interrupted_error(called: str, error: BaseException) -> InputError:
+    """Creates the error for a batch whose reading ahead an interrupt (Ctrl-C) has stopped."""
+    return InputError(
+        called,
+        found=f"an interrupt ({type(error).__name__}) stopped this batch while it was being read ahead",
+        rule="after an interrupt an iterator returns the batches that were ready before it, and no others",
+        remedy="continue with iterator.set_state(iterator.get_state()), or create a new one with iter(dataset)",
+    )

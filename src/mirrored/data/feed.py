@@ -24,7 +24,7 @@ from typing import Any, Final
 from mirrored._jax import distributed
 from mirrored._jax.traces import eager, is_eager
 from mirrored._threads import start
-from mirrored.data.calling import Closeable, closed_meanwhile_error
+from mirrored.data.calling import Closeable, closed_meanwhile_error, interrupted_error
 from mirrored.data.carrying import Settings
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
@@ -234,6 +234,11 @@ class Feed:
             self._ready.append(item)
         except BaseException as error:  # also an interrupt, after which the reader's position is unknown
             self._ended = True
+            is_awaited = not self._ready or self._ready[-1] is self._given
+            if not isinstance(error, Exception) and not is_awaited:
+                # An interrupt must not wait until the loop has taken the batches that are ready.
+                self._ready.append(FeedItem(error=interrupted_error("DistributedIterator", error)))
+                raise
             self._ready.append(FeedItem(error=error))
         # Only a series of slow batches counts: the first ones include one-time setup, and any single one may be slow
         # on a busy machine. (Processor time would exclude that, but `time.thread_time` can cost 20 us a call.)
