@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.data import Dataset
+import mirrored.tf as tf
+from mirrored.data import ArraySpec, Dataset
 from mirrored.errors import InputError
 
 
@@ -38,12 +39,23 @@ def distributed(data: Any) -> Any:
     return mr.MirroredStrategy(["CPU:0", "CPU:1"]).experimental_distribute_dataset(data)
 
 
-def one_generator() -> Dataset:
+def one_generator(**declared: Any) -> Dataset:
     made = batches()
-    return Dataset.from_generator(lambda: made)
+    return Dataset.from_generator(lambda: made, **declared)
 
 
-@pytest.mark.parametrize("make", [one_generator, lambda: distributed(one_generator()), lambda: distributed(Once())])
+ONES: dict[str, Callable[[], Any]] = {
+    "generator": one_generator,
+    "dtypes": lambda: one_generator(output_types=np.float64),
+    "dtypes and shapes": lambda: one_generator(output_types=np.float64, output_shapes=(4, 1)),
+    "signature": lambda: one_generator(output_signature=ArraySpec((4, 1), np.dtype(np.float64))),
+    "unknown rank": lambda: one_generator(output_signature=tf.TensorSpec(None, tf.float64)),
+    "distributed": lambda: distributed(one_generator()),
+    "distributed iterable": lambda: distributed(Once()),
+}
+
+
+@pytest.mark.parametrize("make", ONES.values(), ids=ONES)
 def test_a_second_epoch_over_one_iterator_is_an_error(make: Callable[[], Any]) -> None:
     made = make()
     assert len(list(made)) == 3
@@ -51,7 +63,14 @@ def test_a_second_epoch_over_one_iterator_is_an_error(make: Callable[[], Any]) -
         list(made)
 
 
-@pytest.mark.parametrize("make", [lambda: Dataset.from_generator(batches), lambda: distributed(Anew())])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dataset.from_generator(batches),
+        lambda: Dataset.from_generator(batches, np.float64),
+        lambda: distributed(Anew()),
+    ],
+)
 def test_new_iterators_are_read_again(make: Callable[[], Any]) -> None:
     made = make()
     assert [len(list(made)) for _ in range(3)] == [3, 3, 3]

@@ -15,6 +15,7 @@ import numpy as np
 from mirrored._jax.trees import Structure, tree_flatten
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.data import specs
+from mirrored.data.calling import Iterators
 from mirrored.data.elements import as_element, first_lost, keeps_values
 from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
@@ -111,9 +112,10 @@ class Making(Steps):
         """
         declared = _declared(output_types, output_shapes, output_signature)
         signature = None if declared is None else declared.spec
-        if declared is not None and signature is None and callable(generator):
-            generator = _with_declared_spec(generator, declared)
-        return cls(streams.IterableSource(functools.partial(generator, *args), signature, "Dataset.from_generator"))
+        make: Callable[[], Any] = functools.partial(generator, *args)
+        if declared is not None and signature is None:
+            make = _with_declared_spec(make, declared)
+        return cls(streams.IterableSource(make, signature, "Dataset.from_generator"))
 
     @classmethod
     def list_files(cls, file_pattern: files.FileNames, shuffle: bool | None = None, seed: int | None = None) -> Self:
@@ -333,16 +335,17 @@ def _dtype(given: Any) -> np.dtype[Any]:
     return np.dtype(object) if dtype.kind in "SU" else dtype
 
 
-def _with_declared_spec(generator: Callable[..., Any], declared: _Declared) -> Callable[..., Any]:
+def _with_declared_spec(make: Callable[[], Any], declared: _Declared) -> Callable[[], Iterator[Any]]:
     """Wraps a generator function to cast elements to declared dtypes and to check them against declared shapes.
 
     A spec has one number of dims, which is not known here.
     """
     treedef: Any = declared.structure.treedef
+    # The dataset sees a new generator in each pass, so the iterator of the user is compared with the last one here.
+    iterators = Iterators(make, "Dataset.from_generator")
 
-    @functools.wraps(generator)
-    def elements(*args: Any) -> Iterator[Any]:
-        for element in generator(*args):
+    def elements() -> Iterator[Any]:
+        for element in iterators():
             try:
                 parts = treedef.flatten_up_to(element)
             except ValueError as error:
