@@ -151,6 +151,21 @@ def test_a_memory_mapped_file_is_copied_batch_by_batch(tmp_path: Path) -> None:
     assert [float(batch.values[1][0, 0]) for batch in batches] == list(range(BATCHES))
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [lambda d: d.cache(), lambda d: d.shuffle(8, seed=1).cache(), lambda d: d.batch(2).cache().unbatch()],
+    ids=["cache", "shuffle", "batch"],
+)
+def test_a_cache_keeps_the_elements_of_a_memory_mapped_file(tmp_path: Path, kept: Any) -> None:
+    values = np.memmap(tmp_path / "values", np.float32, "w+", shape=(BATCHES * ROWS, WIDTH))
+    values[...] = numbers()
+    dataset = kept(Dataset.from_tensor_slices({"x": values, "n": np.arange(BATCHES * ROWS)}))
+    first = [(int(row["n"]), row["x"].tolist()) for row in dataset]
+    assert sorted(first) == [(n, row.tolist()) for n, row in enumerate(numbers())]
+    values[...] = -1
+    assert [(int(row["n"]), row["x"].tolist()) for row in dataset] == first
+
+
 @pytest.mark.parametrize("mode", ["r+", "c", "r"])
 @pytest.mark.parametrize("size", [None, ROWS])
 def test_elements_of_a_memory_mapped_file_are_read_only(tmp_path: Path, mode: Any, size: int | None) -> None:

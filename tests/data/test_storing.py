@@ -16,7 +16,7 @@ import pytest
 import mirrored.tf as tf
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import Dataset
-from mirrored.data.pipeline.storing import FILE
+from mirrored.data.pipeline.storing import FILE, Stored
 from mirrored.errors import ArgumentError, DataFileError, InputError, StructureError
 
 
@@ -161,6 +161,15 @@ def test_saving_is_an_iteration_with_random_numbers_of_its_own(tmp_path: Path) -
     ]
     assert len({tuple(order) for order in orders}) == 3
     assert orders == [read(again) for again in [Dataset.range(50).shuffle(50, seed=0)] for _ in range(3)]
+
+
+def test_a_cache_reads_saved_elements_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_again: list[int] = []
+    item = Stored.__getitem__
+    monkeypatch.setattr(Stored, "__getitem__", lambda self, n: (read_again.append(n), item(self, n))[1])
+    dataset = saved(Dataset.range(4), tmp_path).cache()
+    assert [read(dataset) for _ in range(2)] == [[0, 1, 2, 3]] * 2
+    assert read_again == [0, 1, 2, 3]
 
 
 def test_endless_datasets_are_refused(tmp_path: Path) -> None:

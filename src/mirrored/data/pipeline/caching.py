@@ -17,8 +17,9 @@ from mirrored.data.pipeline.transformations import CursorTransformation, OnePare
 class Cached(OneParent, CursorTransformation):
     """The operation `cache()`: keeps the elements of the first pass over the dataset in memory for later passes.
 
-    A random-access cache keeps each computed element by its index. If the operations before it call no user function,
-    it stores no elements and only fixes the shuffled order. A sequential cache is complete after one full iteration.
+    A random-access cache keeps each computed element by its index. If the operations before it call no user function
+    and read no file, it stores no elements and only fixes the shuffled order. A sequential cache is complete after one
+    full iteration.
 
     Attributes:
         items: The elements by index, for each version of keys and set of seeds. A restored position has its own.
@@ -34,7 +35,7 @@ class Cached(OneParent, CursorTransformation):
 
     def open(self, run: Run) -> Rows:
         rows = rows_of(self.parent, pinned(run))
-        computes = any(hasattr(step, "function") for step in nodes(self.parent))
+        computes = any(hasattr(step, "function") or step.reads_files for step in nodes(self.parent))
         if not computes or rows.length >= ENDLESS:
             return rows
         items = self.items.setdefault(self._key(run), {})

@@ -173,6 +173,11 @@ class Node(abc.ABC):
         """
         return ""
 
+    @property
+    def reads_files(self) -> bool:
+        """Whether the operation is an indexed source whose elements are in a file."""
+        return False
+
     @functools.cached_property
     def is_indexed(self) -> bool:
         """Whether element i can be computed without the elements before it."""

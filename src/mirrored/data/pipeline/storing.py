@@ -334,6 +334,10 @@ class StoredSource(IndexedNode):
     stored: Stored
 
     @property
+    def reads_files(self) -> bool:
+        return True
+
+    @property
     def cardinality(self) -> int:
         return len(self.stored)
 
