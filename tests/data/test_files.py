@@ -12,7 +12,7 @@ import pytest
 
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import AUTOTUNE, AutoShardPolicy, Dataset, Options
-from mirrored.data.pipeline import files
+from mirrored.data.pipeline import dataset_source, files
 from mirrored.data.pipeline.dataset_source import DatasetSource
 from mirrored.data.pipeline.file_sharding import files_of_worker
 from mirrored.data.pipeline.files import TFRecordWriter, masked_crc
@@ -151,6 +151,10 @@ def test_listed_files_are_shuffled_unless_told_otherwise(tmp_path: Path) -> None
 
 
 class TestFilesOfWorkers:
+    @pytest.fixture(autouse=True)
+    def in_one_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(dataset_source, "host_allgather", lambda called, question, value: [value])
+
     @staticmethod
     def parts(tmp_path: Path, make: Callable[[list[Path]], Dataset]) -> list[Any]:
         """Reads twice what each of two workers reads of ``make(files)``, with `AutoShardPolicy.FILE`."""

@@ -47,9 +47,15 @@ found = {
     "even": mine(distribute_dataset(Strategy, Dataset.range(8).batch(4))),
     "uneven": mine(distribute_dataset(Strategy, Dataset.range(9).batch(3))),
     "off": mine(distribute_dataset(Strategy, policy(Dataset.range(12).batch(8), AutoShardPolicy.OFF))),
+    "off, of which one is short": mine(distribute_dataset(
+        Strategy, policy(Dataset.range((16, 3)[int(sys.argv[2])]).batch(8), AutoShardPolicy.OFF))),
     "from function": mine(distribute_from_function(Strategy, lambda c: Dataset.range(8).shard(
         c.num_input_pipelines, c.input_pipeline_id).batch(c.get_per_replica_batch_size(4)))),
 }
+names = [pathlib.Path(__file__).parent / f"{number}.txt" for number in range(2)]
+# With one seed the first batch of all lines is the full one, with the other the last one.
+lines = Dataset.from_text_lines(names).map(int).batch(4).shuffle(2, seed=(2, 1)[int(sys.argv[2])])
+found["files"] = mine(distribute_dataset(Strategy, policy(lines, AutoShardPolicy.FILE)))
 shuffled = Dataset.range(64).shuffle(64)
 if sys.argv[2] == "0":
     next(iter(shuffled.take(1)))
@@ -103,11 +109,17 @@ def run_workers(program: Path) -> list[Any]:
 def test_each_worker_gets_the_shares_of_its_replicas(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
+    for number in range(2):
+        (tmp_path / f"{number}.txt").write_text("".join(f"{3 * number + line}\n" for line in range(3)))
     first, second = run_workers(program)
     # Recorded with TensorFlow 2.21 in two processes, "off" from its tests.
     assert (first["even"], second["even"]) == ([[0, 1], [4, 5]], [[2, 3], [6, 7]])
     assert (first["uneven"], second["uneven"]) == ([[0, 1], [3, 4], [6, 7]], [[2], [5], [8]])
     assert first["off"] == second["off"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    # The batch size is that of the largest first batch of all workers.
+    short = "off, of which one is short"
+    assert (first[short], second[short]) == ([[*range(n, n + 4)] for n in (0, 4, 8, 12)], [[0, 1, 2], [], [], []])
+    assert (first["files"], second["files"]) == ([[0, 1], [2]], [[3, 4], [5]])
     assert (first["from function"], second["from function"]) == ([[0, 2], [4, 6]], [[1, 3], [5, 7]])
     assert "a dataset of no files" in first["file"]
     assert first["large"] == second["large"] == "integers on devices have 32 bits, unless JAX's 64-bit mode is on"

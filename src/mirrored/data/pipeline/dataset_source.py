@@ -103,18 +103,17 @@ class DatasetSource(Source):
         self.refuse_unbatched(called)
         dataset = self.dataset
         # The first batch has the global batch size, and the structure of the empty batches.
-        # It is read without caches: with FILE, they would keep elements of files that other workers read.
+        # With FILE it is read without caches: a worker keeps the elements of its own files.
         whole = type(dataset)(without_caches(dataset.node)) if policy is AutoShardPolicy.FILE else dataset
         first = _first(whole.take(1))  # not counted as a pass, which would change the order of the next one
         workers = 1
         if policy is AutoShardPolicy.FILE:
             worker, workers = share.processes.index(share.process), len(share.processes)
             dataset = type(dataset)(files_of_worker(dataset.node, worker, workers, called))
-        size = None if first is None else batch_size(first, called)
-        if policy is AutoShardPolicy.OFF:
-            # A worker whose own data is empty takes the others' batch size, so that all workers read the same pipeline.
-            sizes = host_allgather(called, "read the size of the first batch", size)
-            size = size or next((theirs for theirs in sizes if theirs), None)
+        own = None if first is None else batch_size(first, called)
+        # All workers take the largest size: a worker's own data can be empty, or less than a batch, and a shuffle with
+        # seeds of each worker can put the last batch first.
+        size = max(filter(None, host_allgather(called, "read the size of the first batch", own)), default=None)
         if not size:
             return DatasetSource(dataset, workers=workers, own_data=True)
         # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
