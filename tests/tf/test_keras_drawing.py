@@ -156,6 +156,25 @@ def test_draws_that_begin_only_with_another_shape_of_batch():
     assert all_differ(model.predict(ROWS[:3], verbose=0))
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_callback_reads_and_assigns_variables_after_the_first_step(is_read):
+    """It refers to the variables as globals: the `model` of a callback would sync the state."""
+    model = noisy(scope=STRATEGIES["two"])
+    rate, kernel = model.optimizer._learning_rate, model.layers[1].kernel
+    seen = []
+
+    def assign(batch, logs):
+        if is_read:
+            seen.append(kernel.numpy().shape)
+        if batch == 0:
+            rate.assign(0.0)
+
+    end = tf.keras.callbacks.LambdaCallback(on_train_batch_end=assign)
+    model.fit(ROWS, ROWS, batch_size=4, callbacks=[end], verbose=0)
+    assert float(rate.numpy()) == 0.0
+    assert seen == [(3, 3)] * 2 * is_read
+
+
 def test_setting_the_seed_of_keras_sets_that_of_tensorflow():
     def drawn(seed):
         tf.keras.utils.set_random_seed(seed)

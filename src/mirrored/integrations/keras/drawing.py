@@ -19,12 +19,12 @@ import numpy as np
 
 from mirrored._jax.traces import eager
 from mirrored._typing import PyTree
-from mirrored.integrations.keras.private import shardings_of_state
+from mirrored.integrations.keras.backend import load
 
 if TYPE_CHECKING:
-    from keras import Model
-
     from mirrored.variables import Variable
+
+keras = load()
 
 
 class MissingKey(BaseException):
@@ -129,13 +129,11 @@ class DrawingStep:
     """A compiled Keras step that draws random numbers; each call passes a new key for each random stream in use.
 
     Args:
-        model: The Keras model.
         jitted: The step as Keras has compiled it, from (state, batch) to (logs, state).
         protected: Returns what calls a jitted step, see `mirrored.integrations.keras.newest`.
     """
 
-    def __init__(self, model: Model, jitted: Any, protected: Callable[[Any], Callable[..., Any]]) -> None:
-        self._model = model
+    def __init__(self, jitted: Any, protected: Callable[[Any], Callable[..., Any]]) -> None:
         self._function = jitted.__wrapped__
         self._protected = protected
         self._step = protected(jitted)
@@ -164,6 +162,9 @@ class DrawingStep:
             with _using_keys(StepKeys(known, _interrupt)):
                 return function(state, data)
 
-        shardings = shardings_of_state(self._model, len(state))
-        out_shardings = None if shardings is None else (None, shardings)
+        out_shardings = None
+        if keras.distribution.distribution() is not None:
+            # Taken from the state, although Keras takes them from the variables: reading those would end `withhold` in
+            # `newest`, and the loop would then overwrite what a callback assigns.
+            out_shardings = (None, tuple([value.sharding for value in group] for group in state))
         return jax.jit(with_keys, donate_argnums=0, out_shardings=out_shardings)

@@ -67,7 +67,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
             step_function.clear_cache()  # type: ignore[attr-defined]
             newest = vars(self).setdefault(_NEWEST, deque(maxlen=1))
             protected = functools.partial(_Step, newest=newest, check=SamePrograms(name) if spans else None)
-        return make(self, DrawingStep(self, step_function, protected), *args, **kwargs)
+        return make(self, DrawingStep(step_function, protected), *args, **kwargs)
 
     return making
 

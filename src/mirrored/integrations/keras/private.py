@@ -261,20 +261,6 @@ def resume_sync(model: Model) -> None:
     model._jax_state_synced = False
 
 
-def shardings_of_state(model: Model, count: int) -> Any:
-    """Returns the shardings of a step's state, as Keras gives them to `jax.jit`; None without a distribution.
-
-    Args:
-        model: The model.
-        count: The number of groups of variables in the state: 4 in `fit`, 3 in `evaluate`, 2 in `predict`.
-    """
-    if keras.distribution.distribution() is None:
-        return None
-    trainable, non_trainable, optimizer, metrics = model._get_state_sharding_spec()
-    groups = {4: (trainable, non_trainable, optimizer, metrics), 3: (trainable, non_trainable, metrics)}
-    return groups.get(count, (trainable, non_trainable))
-
-
 # The distribution that training loops consult: what a strategy's distribution inherits from.
 
 Distribution: Any = keras.src.distribution.distribution_lib.Distribution
