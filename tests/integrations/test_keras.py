@@ -99,6 +99,23 @@ def test_moving_statistics_are_the_mean_over_replicas(compiled: bool) -> None:
     assert [component.numpy().tolist() for component in layer.moving_mean.components] == [[0.5] * 3, [1.5] * 3]
 
 
+@pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
+def test_a_model_that_a_loop_builds_has_statistics_of_each_replica(loop: str) -> None:
+    """Keras initializes the variables when no layer is being built any more."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.5)
+        model = keras.Sequential([layer, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    rows = np.zeros((4, 3), np.float32)
+    getattr(model, loop)(rows, *([] if loop == "predict" else [rows[:, :1]]), verbose=0)
+    x = strategy.distribute_values_from_function(
+        lambda context: np.full((4, 3), 1.0 + 2 * context.replica_id_in_sync_group, np.float32)
+    )
+    strategy.run(lambda x: model(x, training=True), args=(x,))
+    assert [component.numpy().tolist() for component in layer.moving_mean.components] == [[0.5] * 3, [1.5] * 3]
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_dropout_masks_differ_between_replicas_and_steps(compiled: bool) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])

@@ -232,6 +232,9 @@ if TYPE_CHECKING:
     KerasVariable: TypeAlias = _KerasVariable
 else:
     KerasVariable = keras.Variable
+# An attribute of a variable without a value: the class of what creates it. In a stateless scope, as when `fit` builds a
+# model, Keras initializes variables at the end of the scope, where it does not know that any more.
+_DEFERRED_BY = "_mirrored_deferred_by"
 _SEED_NAME = "seed_generator_state"
 # 2**32 / golden ratio, rounded to an odd number: replicas' seeds are far apart, and replica 0 keeps the user's seed.
 _SEED_STRIDE = 0x9E3779B9
@@ -256,7 +259,10 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
     @_value.setter
     def _value(self, value: Operand | None) -> None:
         if value is None:
-            return  # Keras releases a value that `fit` carries itself, and assigns the new value at the end.
+            # Keras defers the value, or releases one that `fit` carries itself, and assigns the value later.
+            if self.mirrored is None:
+                self.__dict__[_DEFERRED_BY] = type(maker())
+            return
         if self.mirrored is None:
             self.back(value)
         else:
@@ -266,6 +272,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
     def back(self, value: Operand) -> None:
         """Creates the `mirrored.Variable` that stores this Keras variable's value from now on."""
         self.__dict__["_mirrored"] = _made_for(self, value)
+        self.__dict__.pop(_DEFERRED_BY, None)
 
     def read_value(self) -> Any:
         """Returns the current value of the variable, and lets gradient tapes record the read."""
@@ -356,7 +363,8 @@ def adopt(variable: KerasVariable) -> None:
 
 
 def _made_for(variable: KerasVariable, value: Operand) -> Variable:
-    synchronization, aggregation = _rules_of(variable)
+    maker_class = variable.__dict__.get(_DEFERRED_BY, type(maker()))
+    synchronization, aggregation = _rules_of(variable, maker_class)
     # Without a replica: a layer is built once, also inside run, so the first replica creates the variable for all.
     with within(replica=None, runner=None):
         made = Variable(
@@ -367,7 +375,7 @@ def _made_for(variable: KerasVariable, value: Operand) -> Variable:
             synchronization=synchronization,
             aggregation=aggregation,
         )
-        made.internal = isinstance(maker(), keras.optimizers.Optimizer)
+        made.internal = issubclass(maker_class, keras.optimizers.Optimizer)
         if _is_seed(variable) and made.num_replicas > 1:
             with within(store=None):
                 made.share_of = _seed_of  # whoever assigns: a checkpoint, for instance, knows nothing of Keras
@@ -376,7 +384,7 @@ def _made_for(variable: KerasVariable, value: Operand) -> Variable:
     return made
 
 
-def _rules_of(variable: KerasVariable) -> tuple[VariableSynchronization, VariableAggregation]:
+def _rules_of(variable: KerasVariable, maker_class: type) -> tuple[VariableSynchronization, VariableAggregation]:
     given = VariableAggregation[variable.aggregation.upper()]
     if _is_seed(variable):
         return VariableSynchronization.ON_READ, VariableAggregation.ONLY_FIRST_REPLICA
@@ -384,8 +392,8 @@ def _rules_of(variable: KerasVariable) -> tuple[VariableSynchronization, Variabl
         return VariableSynchronization.ON_READ, given
     # The state of a spectral normalization depends on the weights only, so that it is equal on all replicas.
     is_statistic = (
-        isinstance(maker(), keras.layers.Layer)
-        and not isinstance(maker(), keras.layers.SpectralNormalization)
+        issubclass(maker_class, keras.layers.Layer)
+        and not issubclass(maker_class, keras.layers.SpectralNormalization)
         and not variable.trainable
         and jnp.issubdtype(stored_dtype(variable), jnp.floating)
     )
