@@ -196,6 +196,19 @@ def test_an_eager_update_follows_what_a_class_of_the_user_reads(wrap: Callable[[
         assert float(np.asarray(weight)) == expected
 
 
+@WAYS
+@pytest.mark.parametrize("wrap", [lambda inner: inner, _over])
+def test_apply_takes_iterators(wrap: Callable[[Any], Any], compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        weights = [keras.Variable(np.float32(value)) for value in (1.0, 2.0)]
+        optimizer = wrap(keras.optimizers.SGD(1.0))
+    gradients = [jnp.float32(0.5), jnp.float32(1.0)]
+    step = lambda: strategy.run(lambda: optimizer.apply(iter(gradients), (one for one in weights)))  # noqa: E731
+    (mr.function(step) if compiled else step)()
+    assert [float(np.asarray(weight)) for weight in weights] == [0.0, 0.0]
+
+
 def test_a_setting_that_changes_in_each_update_does_not_keep_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mirrored.integrations.keras.optimizers._MOST_COMPILED", 2)
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)

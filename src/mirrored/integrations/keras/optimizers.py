@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -49,11 +49,10 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(apply)
     def apply_over_replicas(
-        self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[KerasVariable | Variable] | None = None
+        self: Optimizer, grads: Iterable[Any], trainable_variables: Iterable[KerasVariable | Variable] | None = None
     ) -> Any:
         stateless = in_stateless_scope()
-        _refuse_keys(self, grads, trainable_variables or ())
-        variables = None if trainable_variables is None else [as_keras(one) for one in trainable_variables]
+        grads, variables = _listed(self, grads, trainable_variables)
         if not stateless:
             _adopt_made_before(self, variables)
         if stateless or not _is_ours(variables if variables is not None else variables_of_optimizer(self)):
@@ -80,12 +79,11 @@ def wrapped_dispatch(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(apply)
     def dispatch(
-        self: Optimizer, grads: Sequence[Any], trainable_variables: Sequence[KerasVariable | Variable] | None = None
+        self: Optimizer, grads: Iterable[Any], trainable_variables: Iterable[KerasVariable | Variable] | None = None
     ) -> Any:
-        _refuse_keys(self, grads, trainable_variables or ())
-        if trainable_variables is None:
+        grads, variables = _listed(self, grads, trainable_variables)
+        if variables is None:
             return apply(self, grads)
-        variables = [as_keras(one) for one in trainable_variables]
         if not in_stateless_scope():
             _adopt_made_before(self, variables)
         if not self.built and len(grads) and _is_ours(variables) and not in_stateless_scope():
@@ -167,6 +165,15 @@ def wrapped_reference(add: Callable[..., Any]) -> Callable[..., Any]:
         return add(self, as_keras(reference_variable), *args, **kwargs)
 
     return add_for
+
+
+def _listed(
+    optimizer: Optimizer, grads: Iterable[Any], variables: Iterable[KerasVariable | Variable] | None
+) -> tuple[list[Any], list[Any] | None]:
+    """Returns the gradients and the Keras variables, which may be iterators, as lists; refuses keys of dicts."""
+    grads, given = list(grads), None if variables is None else list(variables)
+    _refuse_keys(optimizer, grads, given or ())
+    return grads, None if given is None else [as_keras(one) for one in given]
 
 
 def _refuse_keys(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> None:
