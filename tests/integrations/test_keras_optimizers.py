@@ -154,6 +154,9 @@ def test_a_multi_optimizer_takes_variables_of_mirrored(wrap: Callable[[Any], Any
     assert float(weight) == 0.0
 
 
+_FACTORS = [1.0]
+
+
 class _Configured(keras.optimizers.SGD):  # type: ignore[misc]
     """Scales gradients by numbers that it finds in its attributes."""
 
@@ -172,18 +175,24 @@ class _Configured(keras.optimizers.SGD):  # type: ignore[misc]
             self.by_name["inner"][0] = factor
         elif self.place == "object":
             self.by_object.factor = factor
+        elif self.place == "global":
+            _FACTORS[:] = [factor]
         else:
             self.by_class["factor"] = factor
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        found = {"dict": lambda: self.by_name["inner"][0], "object": lambda: self.by_object.factor}
+        found = {
+            "dict": lambda: self.by_name["inner"][0],
+            "object": lambda: self.by_object.factor,
+            "global": lambda: _FACTORS[0],
+        }
         factor = found.get(self.place, lambda: self.by_class["factor"])()
         super().update_step(gradient * factor, variable, learning_rate)
 
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("wrap", [lambda inner: inner, _scaled])
-@pytest.mark.parametrize("place", ["dict", "object", "class"])
+@pytest.mark.parametrize("place", ["dict", "object", "class", "global"])
 def test_an_eager_update_follows_what_a_class_of_the_user_reads(wrap: Callable[[Any], Any], place: str) -> None:
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
     with strategy.scope():
@@ -192,6 +201,18 @@ def test_an_eager_update_follows_what_a_class_of_the_user_reads(wrap: Callable[[
         optimizer = wrap(inner)
     for factor, expected in ((1.0, -1.0), (2.0, -3.0), (0.0, -3.0), (1.0, -4.0)):
         inner.set(factor)
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.5), weight)]))
+        assert float(np.asarray(weight)) == expected
+
+
+def test_an_eager_update_calls_a_method_that_an_optimizer_has_of_its_own() -> None:
+    strategy, rate = mr.MirroredStrategy(["CPU:0"], num_replicas=2), [1.0]
+    with strategy.scope():
+        weight, optimizer = keras.Variable(np.float32(0.0)), keras.optimizers.SGD(1.0)
+    update_step = optimizer.update_step
+    optimizer.update_step = lambda gradient, variable, _: update_step(gradient, variable, rate[0])
+    for value, expected in ((1.0, -1.0), (0.0, -1.0), (2.0, -3.0)):
+        rate[0] = value
         strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.5), weight)]))
         assert float(np.asarray(weight)) == expected
 

@@ -55,43 +55,30 @@ def _of_keras(part: Any) -> tuple[Any, ...] | None:
 def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
     """Returns a cache key of the settings of an optimizer and of the optimizers that it wraps.
 
-    Returns None if the learning rate is a function or schedule of the user, or if the class is the user's and has an
-    object among its attributes: their results may change without notice.
+    Returns None for a user-defined class, method or learning-rate schedule: it may read any state or draw numbers.
     """
+    if not all(cls is object or _is_of_keras(cls) for cls in type(optimizer).__mro__):
+        return None
     found: list[Any] = []
-    for name, value in _attributes(optimizer).items():
+    for name, value in vars(optimizer).items():
+        if name in _DERIVED or name.startswith("_mirrored"):
+            continue
+        is_function = callable(value) and not hasattr(value, "dtype")
         if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
             part: Any = _of_keras(value)
         elif isinstance(value, keras.optimizers.Optimizer) or name == "_inner_optimizers":
             inner = [_settings(one) for one in (value if isinstance(value, list) else [value])]
             part = None if any(one is None for one in inner) else tuple(inner)
-        elif name == "_learning_rate" and callable(value) and not hasattr(value, "dtype"):
+        elif is_function and (name == "_learning_rate" or hasattr(type(optimizer), name)):  # it replaces a method
             part = None
         else:
             part = _frozen(value)
             if part is _UNKNOWN:
-                if _is_of_keras(type(optimizer)):
-                    continue
-                part = None
+                continue
         if part is None:
             return None
         found.append((name, part))
     return tuple(found)
-
-
-def _attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns the attributes of an optimizer, including those of its user-defined classes."""
-    found: dict[str, Any] = {}
-    for cls in reversed(type(optimizer).__mro__):
-        if cls is not object and not _is_of_keras(cls):
-            found |= {name: value for name, value in vars(cls).items() if not _belongs_to_class(name, value)}
-    found |= vars(optimizer)
-    return {name: value for name, value in found.items() if name not in _DERIVED and not name.startswith("_mirrored")}
-
-
-def _belongs_to_class(name: str, value: object) -> bool:
-    """Returns whether a class attribute is a method, a descriptor, or defined by Python."""
-    return name.startswith(("__", "_abc_")) or callable(value) or hasattr(value, "__get__")
 
 
 def _frozen(value: Any) -> Any:
