@@ -80,6 +80,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "MultiOptimizer.apply",
             "MultiOptimizer.build",
             "PyDatasetAdapter._finite_generator",
+            "PyDatasetAdapter._infinite_generator",
             "StatelessScope.__enter__",
             "StatelessScope.__exit__",
             "StatelessScope.__init__",

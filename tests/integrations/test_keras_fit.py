@@ -557,3 +557,41 @@ def test_the_threads_that_read_a_dataset_end_with_the_loop(loop: str, steps: int
     while are_left() and time.monotonic() < end:
         time.sleep(0.01)
     assert not are_left()
+
+
+def batches_of(count: int, is_known: bool) -> mr.data.Dataset:
+    batches = mr.data.Dataset.from_tensor_slices(data(8 * count)).batch(8)
+    return batches if is_known else batches.filter(lambda x, y: True)
+
+
+@pytest.mark.parametrize("loop", ["fit", "validation", "evaluate", "predict"])
+@pytest.mark.parametrize("replicas", [None, 2])
+def test_an_endless_generator_is_read_as_far_as_the_steps(loop: str, replicas: int | None) -> None:
+    def endless() -> Any:
+        for _ in range(20):
+            yield data(8)
+        raise AssertionError("the loop reads on")
+
+    pairs, model = mr.data.Dataset.from_generator(endless), compiled_model("dense", replicas)
+    if loop == "fit":
+        model.fit(pairs, steps_per_epoch=2, epochs=2, verbose=0)
+    elif loop == "validation":
+        model.fit(*data(8), validation_data=pairs, validation_steps=2, epochs=2, verbose=0)
+    elif loop == "evaluate":
+        model.evaluate(pairs, steps=2, verbose=0)
+    else:
+        assert len(model.predict(pairs.map(lambda x, y: x), steps=2, verbose=0)) == 16
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("batches", [2, 4, 6, 8])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.first(1)
+def test_epochs_of_a_number_of_steps_divide_passes_of_unknown_length_as_those_of_known(
+    batches: int, steps_per_execution: int
+) -> None:
+    def fit(is_known: bool) -> Any:
+        model = compiled_model("dense", 2, steps_per_execution=steps_per_execution)
+        return model.fit(batches_of(batches, is_known), steps_per_epoch=4, epochs=5, verbose=0)
+
+    assert_same(fit(True).history, fit(False).history)

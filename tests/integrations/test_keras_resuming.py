@@ -53,6 +53,10 @@ DATA: dict[str, Callable[[Any], dict[str, Any]]] = {
     "generator": lambda _: {"x": generated(), "steps_per_epoch": PER_EPOCH, "shuffle": False},
     "seeded": lambda _: {"x": ROWS.shuffle(EXAMPLES, seed=5).batch(BATCH)},
     "stream": lambda _: {"x": ROWS.filter(lambda x, y: True).shuffle(9, seed=5).batch(BATCH)},
+    "stream in short epochs": lambda _: {
+        "x": ROWS.filter(lambda x, y: True).shuffle(9, seed=5).batch(BATCH),
+        "steps_per_epoch": PER_EPOCH // 2,
+    },
     "unseeded": lambda _: {"x": ROWS.shuffle(EXAMPLES).batch(BATCH)},
     "repeated": lambda _: {"x": ROWS.shuffle(9, seed=5).repeat().batch(BATCH), "steps_per_epoch": PER_EPOCH},
     "repeated, unseeded": lambda _: {"x": ROWS.shuffle(9).repeat().batch(BATCH), "steps_per_epoch": PER_EPOCH},

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -276,7 +277,8 @@ def connect_position() -> None:
     replace("keras", EpochIterator, "_enumerate_iterator", _resuming(EpochIterator._enumerate_iterator))
     replace("keras", EpochIterator, "reset", _noting(EpochIterator.reset))
     replace("keras", ArrayDataAdapter, "_get_iterator", _keeping_random_state(ArrayDataAdapter._get_iterator))
-    replace("keras", PyDatasetAdapter, "_finite_generator", _keeping_random_state(PyDatasetAdapter._finite_generator))
+    for name in ("_finite_generator", "_infinite_generator"):
+        replace("keras", PyDatasetAdapter, name, _keeping_random_state(getattr(PyDatasetAdapter, name)))
     replace("keras", keras.Model, "fit", _with_position(keras.Model.fit))
 
 
@@ -311,6 +313,11 @@ def _keeping_random_state(read: Callable[..., Any]) -> Callable[..., Any]:
 def _resuming(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(enumerate_steps)
     def resuming(self: EpochIterator) -> Iterator[Any]:
+        batches, steps = _batches(self), resumed(self)
+        is_unknown = batches is not None and batches.num_batches is None
+        yield from _in_passes(self, steps) if is_unknown and self.steps_per_epoch else steps
+
+    def resumed(self: EpochIterator) -> Iterator[Any]:
         here = _current.get()
         resumption = None if here is None else here.take(self)
         if resumption is None:
@@ -334,6 +341,18 @@ def _resuming(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
             )
 
     return resuming
+
+
+def _in_passes(self: EpochIterator, steps: Iterator[Any]) -> Iterator[Any]:
+    """Begins another pass in an epoch before which a dataset of unknown length has ended.
+
+    Keras does that if it knows the length. It would take the end of the data for that of the epoch, without a step.
+    """
+    for begin, end, iterator in steps:
+        if not begin and steps_seen(self) > self.steps_per_execution:
+            first = list(itertools.islice(iterator, 1))
+            iterator = itertools.chain(first, iterator) if first else begin_pass(self, self.steps_per_execution)
+        yield begin, end, iterator
 
 
 def _read_again(resumption: _Resumption, iterator: Iterator[Any]) -> None:

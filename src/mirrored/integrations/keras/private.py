@@ -309,10 +309,14 @@ def num_batches_seen(iterator: EpochIterator) -> int | None:
     return iterator._num_batches  # type: ignore[no-any-return]
 
 
-def begin_pass(iterator: EpochIterator, steps: int) -> None:
-    """Makes Keras' data iterator begin a pass over the data in which `steps` batches count as already read."""
+def begin_pass(iterator: EpochIterator, steps: int) -> Any:
+    """Makes Keras' data iterator begin a pass over the data in which `steps` batches count as already read.
+
+    Returns an iterator over the batches.
+    """
     iterator._current_iterator = iter(iterator._get_iterator())
     iterator._steps_seen = steps
+    return iterator._current_iterator
 
 
 def shuffles_arrays(adapter: ArrayDataAdapter) -> bool:

@@ -72,6 +72,8 @@ _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pr
 
 
 _KIND_OF = {"fit": "train", "train": "train", "evaluate": "test", "test": "test", "predict": "predict"}
+# The arguments of loops that may be datasets, each with those that give the number of its steps.
+_STEPS_OF = {"x": ("steps_per_epoch", "steps"), "validation_data": ("validation_steps",)}
 # An attribute of a model: by the kind of step, the variables for which its function was made, by identity.
 _GROUPS_OF_STEPS = "_mirrored_groups_of_steps"
 # The method that a message names if the function of a kind of step is made outside of a loop.
@@ -126,14 +128,20 @@ class EndOfData(Exception):
 
 
 class KerasBatches(_PyDataset):  # type: ignore[misc]
-    """A `keras.utils.PyDataset` that yields the batches of a `mirrored` dataset, starting over in each epoch."""
+    """A `keras.utils.PyDataset` that yields the batches of a `mirrored` dataset, starting over in each pass.
 
-    def __init__(self, dataset: Dataset | DistributedDataset) -> None:
+    Args:
+        dataset: The dataset.
+        has_steps: Whether the loop knows how many steps to run. Then it needs no length, and an unknown one stays so.
+    """
+
+    def __init__(self, dataset: Dataset | DistributedDataset, has_steps: bool) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
         cardinality = _cardinality(dataset)
-        # An unknown length is determined by one pass over the data. A later, shorter pass ends with its data, and a
-        # longer one is cut, without a check: to read one more batch may fail or wait for a timeout.
-        self._count = cardinality if cardinality >= 0 else None if cardinality == -1 else sum(1 for _ in dataset)
+        # If the loop needs an unknown length, one pass over the data determines it. A later, shorter pass ends with its
+        # data, and a longer one is cut, without a check: to read one more batch may fail or wait for a timeout.
+        is_endless = cardinality == -1 or (cardinality < 0 and has_steps)
+        self._count = cardinality if cardinality >= 0 else None if is_endless else sum(1 for _ in dataset)
         self._dataset = dataset
         self.has_bare_elements = _has_bare_elements(dataset)
         self.has_parts = isinstance(dataset, DistributedDataset)
@@ -143,7 +151,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches per epoch; None if the dataset is infinite."""
+        """The number of batches per pass; None if the dataset is infinite, or if it is unknown and not needed."""
         return self._count
 
     def __getitem__(self, index: int) -> Any:
@@ -240,14 +248,18 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def spread(self: Model, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
+        call = signature.bind(self, *args, **kwargs)
+        given = call.arguments
         if "shuffle" in signature.parameters:
-            args, kwargs = _in_order(signature.bind(self, *args, **kwargs))
-        has_bare_elements = _has_bare_elements(*args[:1], **kwargs)
+            _keep_order(given)
+        has_bare_elements = _has_bare_elements(given.get("x"))
         called = f"keras.Model.{method.__name__}"
-        args = tuple(_fed(arg, strategy, called) for arg in args)
-        kwargs = {name: _fed(arg, strategy, called) for name, arg in kwargs.items()}
+        for name, steps in _STEPS_OF.items():
+            if name in given:
+                has_steps = any(given.get(one) for one in steps) or bool(keras.config.max_steps_per_epoch())
+                given[name] = _fed(given[name], strategy, called, has_steps)
         kind = _KIND_OF[method.__name__.partition("_on_")[0]]
-        x = args[0] if args else kwargs.get("x")
+        x = given.get("x")
         alone = takes_data_alone(self, kind)
         loop = Loop(method.__name__, alone, x if isinstance(x, KerasBatches) else None)
         before = vars(self).get(BARE_ELEMENTS)
@@ -259,30 +271,29 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
                 _scope_of(strategy),
                 converting_calls(),
             ):
-                return method(self, *args, **kwargs)
+                return method(*call.args, **call.kwargs)
         finally:
             vars(self)[BARE_ELEMENTS] = before  # a callback or the validation of `fit` calls another loop
 
     return spread
 
 
-def _in_order(call: inspect.BoundArguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a call of `fit` without `self`, and with ``shuffle=False`` if `x` is a dataset.
+def _keep_order(given: dict[str, Any]) -> None:
+    """Changes the arguments of a call of `fit` to ``shuffle=False`` if `x` is a dataset.
 
     `fit` shuffles by default. As for a `tf.data.Dataset`, the order of a dataset is its own: Keras would otherwise take
     the batches in random order by their indices, and a dataset that shuffles has other examples at an index in each
     iteration.
     """
-    if _is_dataset(call.arguments.get("x")):
-        if call.arguments.get("shuffle"):
+    if _is_dataset(given.get("x")):
+        if given.get("shuffle"):
             warnings.warn(
                 "keras.Model.fit: shuffle=True has no effect on a dataset, which has an order of its own\n"
                 "  remedy: call dataset.shuffle(buffer_size) before .batch(...)",
                 UserWarning,
                 stacklevel=user_stacklevel(),
             )
-        call.arguments["shuffle"] = False
-    return call.args[1:], call.kwargs
+        given["shuffle"] = False
 
 
 def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
@@ -333,17 +344,17 @@ def _scope_of(strategy: Strategy | None) -> Any:
     return nullcontext() if strategy is None else strategy.scope()
 
 
-def _fed(argument: object, strategy: Strategy | None, called: str) -> Any:
+def _fed(argument: object, strategy: Strategy | None, called: str, has_steps: bool) -> Any:
     if _is_dataset(argument):
         dataset = cast("Dataset | DistributedDataset", argument)
-        return KerasBatches(own_or_same(dataset, strategy, called))
+        return KerasBatches(own_or_same(dataset, strategy, called), has_steps)
     if isinstance(argument, types.GeneratorType) and strategy is not None:
         # Copied: Keras prefetches the first batches, and the generator may reuse their buffers.
         return (tree_map(owned, batch) for batch in argument)
     return argument
 
 
-def _has_bare_elements(x: Any = None, **others: object) -> bool:
+def _has_bare_elements(x: object) -> bool:
     """Returns whether `x` is a dataset whose elements are not tuples, which Keras packs into tuples."""
     if isinstance(x, KerasBatches):  # the validation of `fit` gets the dataset that `fit` was given
         return x.has_bare_elements
