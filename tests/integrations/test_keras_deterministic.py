@@ -127,3 +127,17 @@ def test_a_callback_may_read_the_weights_in_the_middle_of_an_epoch() -> None:
         model.fit(X, Y, batch_size=5, epochs=2, callbacks=[Reading()], verbose=0)
         found.append([*seen, bits(model.get_weights())])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("built_by", ["input", "fit"])
+def test_statistics_are_read_with_the_bits_that_fit_has_stored(built_by: str) -> None:
+    """The mean of three equal components can differ from them in the last bit."""
+    found = []
+    for layout in ("1 device", "3 devices"):
+        with strategy_of(layout).scope():
+            layer = keras.layers.BatchNormalization()
+            model = keras.Sequential([*([keras.Input((6,))] if built_by == "input" else []), layer])
+            model.compile("sgd", "mse")
+        model.fit(X, X, batch_size=5, epochs=2, shuffle=False, verbose=0)
+        found.append(bits([layer.moving_mean.value, layer.moving_variance.numpy()]))
+    assert found[0] == found[1]

@@ -21,7 +21,6 @@ from mirrored.errors import ContextError
 from mirrored.integrations.keras.newest import GROUPS, variables_of
 from mirrored.integrations.keras.private import purge_variables
 from mirrored.strategies.reducing import gather_across
-from mirrored.variables import Variable, VariableAggregation
 
 if TYPE_CHECKING:
     from keras import Model
@@ -130,22 +129,7 @@ def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], A
 
 def _on_device(variable: KerasVariable, device: jax.Device) -> Any:
     """Returns a copy of a value on a device; a step may donate the copy while the variable keeps its value."""
-    made = getattr(variable, "mirrored", None)
-    value = _same_component(made) if isinstance(made, Variable) else None
-    return jnp.array(jax.device_put(variable.value if value is None else value, device), copy=True)
-
-
-def _same_component(made: Variable) -> Any:
-    """Returns the value of a per-replica statistic if it is bit-identical on all replicas, otherwise None.
-
-    The mean of equal components can differ from them in the last bit.
-    """
-    if not made.per_replica or made.aggregation is not VariableAggregation.MEAN or made.num_replicas == 1:
-        return None
-    components = [made.stored_component(replica) for replica in range(made.num_replicas)]
-    first = np.asarray(components[0])
-    same = all(np.asarray(one).tobytes() == first.tobytes() for one in components[1:])
-    return components[0] if same else None
+    return jnp.array(jax.device_put(variable.value, device), copy=True)
 
 
 # Keras on several workers: assembles global batches from each worker's rows, and replicates outputs.

@@ -289,6 +289,8 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
                 value = self.mirrored.checked_value()
         else:
             value = self.mirrored.checked_value()
+            if getattr(self.mirrored.strategy, "deterministic", False) and store is None and here.replica is None:
+                value = _exact(self.mirrored, value)
         return announce_read(self.announced, value)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -343,6 +345,20 @@ class View(StrategyVariable):
     def _deferred_initialize(self) -> None:
         """Drops the initializer: the backing variable already has a value."""
         drop_initializer(self)
+
+
+def _exact(made: Variable, mean: Any) -> Any:
+    """Returns the value of a statistic that is bit-identical on all replicas, as `fit` stores it; otherwise `mean`.
+
+    The mean of equal components can differ from them in the last bit, depending on the number of replicas.
+    """
+    is_mean = made.per_replica and made.aggregation is VariableAggregation.MEAN
+    if not is_mean or made.device_assignment.spans_processes or isinstance(mean, Tracer):
+        return mean
+    components = [made.stored_component(replica) for replica in range(made.num_replicas)]
+    first = np.asarray(components[0])
+    same = all(np.asarray(one).tobytes() == first.tobytes() for one in components[1:])
+    return jax.device_put(components[0], mean.sharding) if same else mean
 
 
 def as_keras(variable: object) -> Any:
