@@ -69,6 +69,18 @@ def test_a_dataset_is_distributed_once_for_the_devices_of_a_strategy(tmp_path):
         assert again is not distributed_dataset
 
 
+def test_a_policy_that_is_changed_in_place_applies_from_the_next_call(tmp_path):
+    dataset, own = with_policy(lines(tmp_path), AutoShardPolicy.DATA), strategy()
+    distribute = dataset.options().experimental_distribute
+    assert own_or_same(dataset, own, "keras.Model.fit") is dataset
+    distribute.auto_shard_policy = AutoShardPolicy.FILE
+    by_files = own_or_same(dataset, own, "keras.Model.fit")
+    assert isinstance(by_files, DistributedDataset)
+    assert own_or_same(dataset, own, "keras.Model.fit") is by_files
+    distribute.auto_shard_policy = AutoShardPolicy.DATA
+    assert own_or_same(dataset, own, "keras.Model.fit") is dataset
+
+
 @pytest.mark.parametrize("policy", _BOTH)
 def test_an_elastic_job_refuses_the_dataset(policy, monkeypatch):
     monkeypatch.setattr(distributed, "is_elastic", lambda: True)

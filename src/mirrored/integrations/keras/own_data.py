@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from mirrored.data import DistributedDataset
+from mirrored.data import AutoShardPolicy, DistributedDataset
 from mirrored.data.distribution import distribute_own_batches
 
 if TYPE_CHECKING:
@@ -22,9 +22,13 @@ _DISTRIBUTED: Final = "_mirrored_distributed"  # an attribute of a dataset
 
 @dataclasses.dataclass(frozen=True)
 class _Distributed:
-    """The distributed form of a dataset, for the devices of one strategy; copies of the dataset have none."""
+    """The distributed form of a dataset, for the devices of one strategy; copies of the dataset have none.
+
+    The program may change the policy in place: ``dataset.options().experimental_distribute.auto_shard_policy = ...``.
+    """
 
     device_assignment: DeviceAssignment | None = None
+    policy: AutoShardPolicy | None = None
     dataset: DistributedDataset | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -36,8 +40,8 @@ def own_or_same(
 ) -> Dataset | DistributedDataset:
     """Returns a distributed dataset if each worker reads its own batches of `dataset`, otherwise `dataset` itself.
 
-    Later calls return the same distributed dataset: its copies of the operations have caches and pass counters, which
-    continue in the next `fit`.
+    Later calls return the same distributed dataset, unless the policy has changed: its copies of the operations have
+    caches and pass counters, which continue in the next `fit`.
 
     Args:
         dataset: The dataset that the user passed to a method of a model.
@@ -54,9 +58,10 @@ def own_or_same(
     if isinstance(dataset, DistributedDataset):
         return dataset
     known: _Distributed | None = vars(dataset).get(_DISTRIBUTED)
-    if known is None or known.device_assignment is not device_assignment:
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if known is None or known.device_assignment is not device_assignment or known.policy is not policy:
         distributed = distribute_own_batches(strategy, dataset, called)
         if distributed is None:
             return dataset
-        known = vars(dataset)[_DISTRIBUTED] = _Distributed(device_assignment, distributed)
+        known = vars(dataset)[_DISTRIBUTED] = _Distributed(device_assignment, policy, distributed)
     return dataset if known.dataset is None else known.dataset
