@@ -77,3 +77,24 @@ def test_workers_that_do_not_answer_are_waited_for_as_everywhere_and_named(
     assert not preemption.poll()
     said = capsys.readouterr().err
     assert "worker 0 has not told its step within 7 s (MIRRORED_AGREEMENT_SECONDS)" in said
+
+
+def test_a_handler_of_before_the_job_agrees_with_the_other_workers_once_the_job_is_formed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with a manager that the program creates before its strategy."""
+    store = {"mirrored/preemption/steps/1": "6"}
+    preemption = Preemption()
+    assert not preemption.poll()  # a step without a job counts on no worker
+    monkeypatch.setattr(distributed, "is_connected", lambda: True)
+    monkeypatch.setattr(distributed, "num_processes", lambda: 2)
+    monkeypatch.setattr(distributed, "put", store.setdefault)
+    monkeypatch.setattr(distributed, "get_if_set", store.get)
+    monkeypatch.setattr(distributed, "get", lambda key, _: store[key])
+    assert not any(preemption.poll() for _ in range(2))
+    signal.raise_signal(signal.SIGTERM)
+    assert preemption._thread is not None
+    preemption._thread.join(10)
+    assert store["mirrored/preemption/steps/0"] == "2"
+    assert [preemption.poll() for _ in range(5)] == [False, False, False, False, True], "after the 7th step"
+    preemption.leave()

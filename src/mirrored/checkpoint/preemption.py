@@ -90,6 +90,8 @@ class Preemption:
 
         Context: once per step, on every worker.
         """
+        if self._thread is None and distributed.is_connected():
+            self._begin()  # the strategy, with which this process joined the job, was created after the manager
         with self._lock:
             self._polls += 1
             if self._thread is None:
