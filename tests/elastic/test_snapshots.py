@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import weakref
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -105,13 +110,20 @@ def test_a_snapshot_keeps_its_bits_on_the_way_to_another_worker():
 
 
 class Step:
-    def __init__(self, fails):
-        self.fails = fails
+    def __init__(self, fails, computed=False, may_finish=None):
+        self.fails, self.computed, self.may_finish = fails, computed, may_finish
+        self.has_begun = threading.Event()
 
     def wait(self):
         """The devices are done."""
 
+    def is_computed(self):
+        return self.computed
+
     def finish(self):
+        self.has_begun.set()
+        if self.may_finish is not None:
+            assert self.may_finish.wait(30)
         if self.fails:
             raise RuntimeError("Gloo all-reduce failed")
         return Manifest({}, {}, {})
@@ -130,6 +142,48 @@ def test_the_newest_snapshot_is_kept_and_failed_ones_are_not():
     assert snapshots.steps == [30]
     snapshots.forget_all_but(None)
     assert snapshots.steps == []
+
+
+def test_snapshots_that_wait_for_a_slow_copy_are_dropped_for_a_newer_one_that_is_computed():
+    done, may_finish = [], threading.Event()
+    snapshots = Snapshots(done.append)
+    first, kept = Step(fails=False, may_finish=may_finish), []
+    snapshots.add(0, first)
+    assert first.has_begun.wait(30)
+    for step in range(1, 9):
+        # A step in flight, or one that has failed, does not replace a snapshot that the devices have computed.
+        pending = Step(fails=step > 6, computed=step <= 4)
+        kept.append(weakref.ref(pending))
+        snapshots.add(step, pending)
+        del pending
+    assert [one() is not None for one in kept] == [False] * 3 + [True] * 5
+    may_finish.set()
+    snapshots.settle()
+    assert done == [0, 4, 5, 6]
+    assert snapshots.steps == [6]
+
+
+def test_whether_a_snapshot_is_computed_and_has_not_failed():
+    class Failed:
+        """As an array whose step has failed."""
+
+        def is_deleted(self):
+            return False
+
+        def is_ready(self):
+            return True
+
+        def block_until_ready(self):
+            raise jax.errors.JaxRuntimeError("Gloo all-reduce failed")
+
+    checkpoint, step = program()
+    step()
+    pending = begin_snapshot(checkpoint)
+    pending.wait()
+    assert pending.is_computed()
+    assert not dataclasses.replace(pending, arrays={**pending.arrays, "failed": Failed()}).is_computed()
+    pending.arrays["w"].delete()
+    assert not pending.is_computed()
 
 
 @pytest.mark.parametrize("is_change", [False, True])

@@ -110,6 +110,21 @@ class Pending:
         """
         jax.block_until_ready(list(self.arrays.values()))
 
+    def is_computed(self) -> bool:
+        """Returns, without waiting, whether the devices have computed the arrays, and no step has failed before.
+
+        Context: any thread.
+        """
+        arrays = self.arrays.values()
+        # `is_ready` of a deleted array ends the process with JAX 0.10.
+        if any(array.is_deleted() for array in arrays) or not all(array.is_ready() for array in arrays):
+            return False
+        try:
+            self.wait()  # raises the error of a failed step, whose results are ready, too
+        except RuntimeError:
+            return False
+        return True
+
     def finish(self) -> Manifest:
         """Waits until the devices have computed the arrays, copies the arrays to this host, and returns the snapshot.
 

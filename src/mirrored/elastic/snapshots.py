@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,7 +33,9 @@ class Snapshots:
     """Keeps the newest complete snapshot of this worker; a thread completes pending snapshots, one after another.
 
     An older one is of no use: all workers continue from the newest snapshot that any of them has, and those that lack
-    it receive it (`membership`).
+    it receive it (`membership`). A snapshot that waits to be copied is dropped when the devices have computed a newer
+    one. If steps are faster than copies to this host, the devices keep the arrays of the snapshot that is being copied,
+    of the next one, and of those of the steps in flight, whose number is bounded.
 
     Args:
         completed: Called, in that thread, with the step of each completed snapshot.
@@ -51,9 +53,9 @@ class Snapshots:
         self.seconds = 0.0
         self._completed, self._is_change = completed, is_change
         self._kept: dict[int, Manifest] = {}
-        self._pending: queue.SimpleQueue[tuple[int, Pending]] = queue.SimpleQueue()
-        self._open = 0
-        self._settled = threading.Condition()
+        self._waiting: deque[tuple[int, Pending]] = deque()
+        self._is_copying = False
+        self._changed = threading.Condition()
         start(threading.Thread(target=self._work, name="mirrored-snapshots", daemon=True))
 
     @property
@@ -66,17 +68,25 @@ class Snapshots:
 
     def add(self, step: int, pending: Pending) -> None:
         """Adds a pending snapshot; a background thread copies the snapshot's arrays to this host."""
-        with self._settled:
-            self._open += 1
-        self._pending.put((step, pending))
+        with self._changed:
+            self._waiting.append((step, pending))
+            self._drop_superseded()
+            self._changed.notify_all()
+
+    def _drop_superseded(self) -> None:
+        for position in range(len(self._waiting) - 1, 0, -1):
+            if self._waiting[position][1].is_computed():
+                for _ in range(position):
+                    self._waiting.popleft()
+                return
 
     def settle(self) -> None:
-        """Waits until every pending snapshot is complete or has failed.
+        """Waits until every pending snapshot is complete, has failed, or is dropped because of a newer one.
 
         If a collective has failed, pending snapshots fail soon.
         """
-        with self._settled:
-            self._settled.wait_for(lambda: not self._open)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._is_copying)
 
     def forget_all_but(self, step: int | None) -> None:
         """Forgets all snapshots except the one taken at `step`."""
@@ -99,7 +109,11 @@ class Snapshots:
 
     def _work(self) -> None:
         while True:
-            step, pending = self._pending.get()
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                self._drop_superseded()
+                step, pending = self._waiting.popleft()
+                self._is_copying = True
             try:
                 pending.wait()
                 began = time.perf_counter()
@@ -110,9 +124,9 @@ class Snapshots:
                 self._failed(step, error)
             finally:
                 pending = None  # type: ignore[assignment]  # it holds arrays of the backend
-                with self._settled:
-                    self._open -= 1
-                    self._settled.notify_all()
+                with self._changed:
+                    self._is_copying = False
+                    self._changed.notify_all()
 
 
 def share(
