@@ -14,6 +14,7 @@ import rich.console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from mirrored._jax.arrays import is_ready
 from mirrored.errors import ArgumentError
 from mirrored.variables import Variable
 
@@ -210,5 +211,4 @@ def _is_deleted(value: Any) -> bool:
 
 
 def _is_ready(value: Any) -> bool:
-    # JAX's stubs do not list the method.
-    return not isinstance(value, jax.Array) or value.is_deleted() or value.is_ready()  # type: ignore[attr-defined]
+    return not isinstance(value, jax.Array) or is_ready(value)

@@ -165,3 +165,24 @@ def test_a_variable_is_freed_although_its_step_was_noted() -> None:
     del one
     gc.collect()
     assert gone() is None
+
+
+def test_the_program_may_donate_or_delete_the_results_of_steps() -> None:
+    """Whether a step has ended is asked of its results. With JAX 0.10 `is_ready` of a deleted array is a crash."""
+    (one,) = variables(1.0)
+    step = mr.function(lambda: one.assign_add(jnp.ones(3)) * 2, donate=False)
+    step().delete()
+    assert values(one) == [2.0]
+    jax.jit(lambda x: x + 1, donate_argnums=0)(step())
+    step()
+    assert values(one) == [4.0]
+
+
+def test_a_variable_whose_array_the_program_has_deleted_raises_an_error() -> None:
+    (one,) = variables(1.0)
+    counting(one)()
+    one.read_value().delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        one.read_value() + 1
+    one.assign(jnp.ones(3))
+    assert values(one) == [1.0]

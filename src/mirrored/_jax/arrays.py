@@ -130,6 +130,14 @@ def _buffer_of(array: np.ndarray) -> HostBuffer | None:
 _PLAIN_KINDS: Final = "biufc"
 
 
+def is_ready(array: Any) -> bool:
+    """Returns, without waiting, whether a concrete array is computed, has failed, or is deleted.
+
+    JAX's method `is_ready` raises an error for a deleted array and, in JAX 0.10, ends the process.
+    """
+    return bool(array.is_deleted() or array.is_ready())
+
+
 def copied(array: jax.Array) -> jax.Array:
     """Returns a copy of an array on the same devices, in new buffers that a compiled step may donate."""
     if is_key(array):

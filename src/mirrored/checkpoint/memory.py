@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import implementation_of, is_key_dtype, key_data
+from mirrored._jax.arrays import implementation_of, is_key_dtype, is_ready, key_data
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint.checkpoint import Checkpoint
 from mirrored.checkpoint.json_state import decode, encode
@@ -115,9 +115,7 @@ class Pending:
 
         Context: any thread.
         """
-        arrays = self.arrays.values()
-        # `is_ready` of a deleted array ends the process with JAX 0.10.
-        if any(array.is_deleted() for array in arrays) or not all(array.is_ready() for array in arrays):
+        if not all(map(is_ready, self.arrays.values())):
             return False
         try:
             self.wait()  # raises the error of a failed step, whose results are ready, too

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from mirrored._jax import distributed
+from mirrored._jax.arrays import is_ready
 from mirrored._jax.traces import Tracer
 from mirrored.variables.state_lock import lock, on_assignment, state, store_all
 
@@ -170,7 +171,7 @@ def has_failed(array: Any, waits: bool) -> bool:
         waits: Whether to wait for the step. Otherwise it counts as failed while it runs.
     """
     try:
-        if not waits and not array.is_ready():
+        if not waits and not is_ready(array):
             return True
         array.block_until_ready()
     except RuntimeError:
@@ -184,7 +185,7 @@ def _has_succeeded(step: _Step) -> bool:
 
 def _is_computed(token: Any) -> bool:
     try:
-        if not token.is_ready():
+        if not is_ready(token):
             return False
         token.block_until_ready()
     except RuntimeError:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.arrays import aligned_empty, copied, is_key, new_array
+from mirrored._jax.arrays import aligned_empty, copied, is_key, is_ready, new_array
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import LostStateError
@@ -301,7 +301,7 @@ class VariableStorage(Awaiting):
 
         JAX reports an error of a step only where its results are used.
         """
-        if isinstance(array, Tracer) or not (getattr(array, "is_ready", None) or bool)():
+        if isinstance(array, Tracer) or not hasattr(array, "is_ready") or not is_ready(array):
             return
         try:
             array.block_until_ready()
