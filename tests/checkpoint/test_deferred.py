@@ -529,9 +529,8 @@ def test_last_value_that_was_awaited_ends_the_restore(tmp_path):
 
 @pytest.mark.long
 def test_views_of_parts_are_pytrees_as_what_they_show(tmp_path):
-    path = Checkpoint(params={"z": mr.Variable(1.0), "a": mr.Variable(5.0)}, parts=[mr.Variable(2.0)]).write(
-        tmp_path / "c"
-    )
+    saved = {"z": mr.Variable(1.0), "a": mr.Variable(5.0)}
+    path = Checkpoint(params=saved, parts=[mr.Variable(2.0), mr.Variable(6.0)]).write(tmp_path / "c")
     params, parts = {"z": mr.Variable(0.0), "b": mr.Variable(3.0)}, []
     checkpoint = Checkpoint(params=params, parts=parts)
     checkpoint.restore(path)
@@ -548,6 +547,30 @@ def test_views_of_parts_are_pytrees_as_what_they_show(tmp_path):
     by_other_order.restore(path)
     assert jax.tree.structure(by_other_order.params) == jax.tree.structure(checkpoint.params)
     assert jax.tree.map(float, checkpoint.parts)[0] == 2.0
+
+
+def test_parts_for_which_nothing_waits_are_returned_as_they_are(tmp_path):
+    shared = mr.Variable(4.0)
+    path = Checkpoint(
+        params={"a": mr.Variable(1.0)},
+        parts=[mr.Variable(2.0)],
+        later={"b": mr.Variable(3.0), "c": shared},
+        alias=[shared],
+    ).write(tmp_path / "c")
+    params, parts, later, alias = {"a": mr.Variable(0.0)}, [], {}, []
+    checkpoint = Checkpoint(params=params, parts=parts, later=later, alias=alias)
+    checkpoint.restore(path).expect_partial()
+    assert checkpoint.params is params
+    assert jax.tree.map(lambda v, g: float(v) + g, checkpoint.params, {"a": 1.0}) == {"a": 2.0}
+    assert checkpoint.later is not later
+    checkpoint.parts.append(mr.Variable(0.0))
+    assert float(parts[0]) == 2.0
+    assert checkpoint.parts is parts
+    checkpoint.later["b"] = mr.Variable(0.0)
+    assert float(later["b"]) == 3.0
+    assert checkpoint.alias is not alias, "its value has its name in another part"
+    checkpoint.alias.append(mr.Variable(0.0))
+    assert float(alias[0]) == 4.0
 
 
 @pytest.mark.parametrize("is_module", [True, False])

@@ -129,8 +129,9 @@ class Checkpoint:
         parts = vars(self).get("_parts", {})
         if name not in parts:
             raise AttributeError(f"this Checkpoint has no part {name!r} (it has: {', '.join(parts) or 'none'})")
-        # While a restore waits for state, lists and dicts are returned as views that report new items.
-        return parts[name] if self._restoration is None else noticing(parts[name])
+        part, restoration = parts[name], self._restoration
+        # Lists and dicts for whose items a restore has values are returned as views that report new items.
+        return part if restoration is None or not restoration.waits_in(name) else noticing(part)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Adds an object to the checkpoint under a name, replacing any previous object of that name."""

@@ -42,6 +42,18 @@ class Succession:
         """Returns the manifest of each restore, with the names in it whose values are not restored yet."""
         return [one.pending() for one in self._restorations]
 
+    def waits_in(self, part: str) -> bool:
+        """Returns whether values for state in the part of this name are not restored yet.
+
+        The checkpoint may have them under another path, if a value was in several parts when it was saved.
+        """
+        for manifest, waiting in self.pending():
+            of_part = [part, *(name for path, name in manifest.aliases.items() if path.partition("/")[0] == part)]
+            inside = tuple(f"{one}/" for one in of_part)
+            if any(f"{name}/".startswith(inside) for name in waiting):
+                return True
+        return False
+
     def proceed(self, called: str, wanted: Callable[[str, Leaf], bool]) -> None:
         """Restores newly created variables and other state, each from the newest restore that contains its value.
 
