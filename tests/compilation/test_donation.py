@@ -373,6 +373,36 @@ def test_other_threads_read_while_one_trains():
     assert w.numpy()[0] == c.numpy() == 150.0
 
 
+def test_a_program_under_a_tape_reads_all_variables_after_the_same_step_of_another_thread():
+    variables = [mr.Variable(0.0) for _ in range(30)]
+    read = mr.function(lambda: jnp.stack([one.read_value() for one in variables]))
+    ended = threading.Event()
+
+    @mr.function
+    def step():
+        for one in variables:
+            one.assign_add(1.0)
+
+    def train():
+        while not ended.is_set():
+            step()
+
+    def evaluate():
+        try:
+            for _ in range(300):
+                with mr.GradientTape():
+                    assert len(np.unique(read())) == 1
+        finally:
+            ended.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert run_threads(train, evaluate) == []
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_a_value_read_in_another_thread_stays_valid():
     w = mr.Variable(jnp.zeros(64))
     step = mr.function(lambda: w.assign_add(jnp.ones(64)))

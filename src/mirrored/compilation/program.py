@@ -36,7 +36,7 @@ from mirrored.compilation.frozen_state import refuse_result
 from mirrored.compilation.program_checks import check_devices, check_ordered, explained_nesting, several_processes
 from mirrored.compilation.scan import Scan
 from mirrored.compilation.signature import Arguments
-from mirrored.runtime.ambient import announce_read, announce_reassignment, within
+from mirrored.runtime.ambient import ambient, announce_read, announce_reassignment, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.staged_values import Bookkeeping
 from mirrored.runtime.variable_store import FunctionStore
@@ -58,7 +58,6 @@ from mirrored.variables.state_lock import (
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
-    from mirrored.variables.variable import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,7 +357,7 @@ class Program:
         if (rereads or self._store.bit_identical) and not self._store.under_tape:
             return self._under_tape(arguments)._call_recorded(arrays, arguments)
         with turn() if self._assigned else nullcontext():
-            values = [_announced(variable) for variable in (*self._donated, *self._not_donated)]
+            values = self._announced_values()
             for variable in self._assigned:
                 variable.check_writable_here("function")
                 variable.before_write()
@@ -383,6 +382,20 @@ class Program:
                 variable.mark_shared()
                 announce_reassignment(variable, value if id(variable) in self._store.differentiated else None)
         return self._wrapped(outs[len(self._assigned) :])
+
+    def _announced_values(self) -> list[Any]:
+        """Returns the variables' values after the same step, in the boxes of the tapes that record the reads."""
+        variables = (*self._donated, *self._not_donated)
+        is_stored = ambient().store is None  # the values in a store are those of this thread's run or trace
+        if is_stored:
+            refuse_callbacks(self._name)
+            settle_all(variables)  # takes the assignment lock, which comes before `lock`
+        with lock if is_stored else nullcontext():
+            values = [variable.stored() if variable.per_replica else variable.checked_value() for variable in variables]
+        return [
+            announced_components(variable, value) if variable.per_replica else announce_read(variable, value)
+            for variable, value in zip(variables, values, strict=True)
+        ]
 
     def _under_tape(self, arguments: Arguments) -> Program:
         """Returns the version of this program for calls under a tape, which is traced separately.
@@ -429,9 +442,3 @@ def _sharding(device_assignment: DeviceAssignment | None, per_replica: bool) -> 
     if device_assignment is None:
         return None
     return device_assignment.sharded if per_replica else device_assignment.replicated
-
-
-def _announced(variable: Variable) -> Any:
-    if variable.per_replica:
-        return announced_components(variable, variable.stored())
-    return announce_read(variable, variable.checked_value())
