@@ -287,7 +287,7 @@ class Resampled(StatefulStep):
     @property
     def arguments(self) -> str:
         initial = None if self.initial is None else self.initial.tolist()
-        # The last words refuse positions of earlier versions, which dropped the same elements in each epoch.
+        # "anew" refuses positions of earlier versions, which dropped the same elements in each epoch.
         return f"rejection_resample(target_dist={self.target.tolist()}, initial_dist={initial}), anew in each epoch"
 
     @property
