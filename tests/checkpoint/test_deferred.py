@@ -26,6 +26,7 @@ from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
 from mirrored.errors import CheckpointMismatchError
 from mirrored.integrations.keras import keras
 from mirrored.optimizers import Optimizer
+from mirrored.variables.state_lock import together, with_storage_rollback
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
@@ -611,6 +612,56 @@ def test_the_error_of_one_checkpoint_leaves_the_values_of_another(tmp_path):
     assert float(b.numpy()) == 5.0
     with pytest.raises(CheckpointMismatchError):
         a.numpy()
+
+
+ASSIGNED = {
+    "eagerly": lambda strategy, v, new: v.assign(new),
+    "together": lambda strategy, v, new: together(lambda: v.assign(new)),
+    "in a function": lambda strategy, v, new: mr.function(lambda: v.assign(new, read_value=False))(),
+    "in a compiled run": lambda strategy, v, new: mr.function(
+        lambda: strategy.run(lambda: v.assign(new, read_value=False))
+    )(),
+    "under a tape": lambda strategy, v, new: under_tape(mr.function(lambda: v.assign(new, read_value=False))),
+}
+
+
+def under_tape(function):
+    with mr.GradientTape():
+        function()
+
+
+@pytest.mark.parametrize("assigned", ASSIGNED)
+def test_an_assignment_clears_the_error_of_a_restore(assigned, tmp_path):
+    path = Checkpoint(d={"w": mr.Variable(np.zeros(2))}, x=1).write(tmp_path / "c")
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    parts = {}
+    checkpoint = Checkpoint(d=parts, x=0)
+    checkpoint.restore(path).expect_partial()
+    with strategy.scope():
+        parts["w"] = v = mr.Variable(np.zeros(3), aggregation="MEAN")
+    with pytest.raises(CheckpointMismatchError):
+        v.numpy()
+    ASSIGNED[assigned](strategy, v, jnp.ones(3))
+    assert v.numpy().tolist() == [1.0] * 3
+
+
+def test_the_error_of_a_restore_stays_if_the_assignment_is_rolled_back(tmp_path):
+    path = Checkpoint(d={"w": mr.Variable(np.zeros(2))}, x=1).write(tmp_path / "c")
+    parts = {}
+    checkpoint = Checkpoint(d=parts, x=0)
+    checkpoint.restore(path).expect_partial()
+    parts["w"] = v = mr.Variable(np.zeros(3))
+
+    def fail():
+        together(lambda: v.assign(jnp.ones(3)))
+        raise KeyError
+
+    with pytest.raises(CheckpointMismatchError):
+        v.numpy()
+    with pytest.raises(KeyError):
+        with_storage_rollback(fail)
+    with pytest.raises(CheckpointMismatchError):
+        v.numpy()
 
 
 class Pair(tf.Module):

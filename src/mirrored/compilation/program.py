@@ -282,6 +282,9 @@ class Program:
                 variable.before_write()
         try:
             outs = self._dispatched(arrays)
+            if withheld:
+                for variable in self._assigned:
+                    variable.release()
             results = outs[len(self._assigned) :]
             dispatch.launched(results[-1])
         except jax.errors.JaxRuntimeError as error:
@@ -380,6 +383,7 @@ class Program:
             self._store_new([*map(payload_of, outs)])
             for variable, value in zip(self._assigned, outs, strict=False):
                 variable.mark_shared()
+                variable.release()
                 announce_reassignment(variable, value if id(variable) in self._store.differentiated else None)
         return self._wrapped(outs[len(self._assigned) :])
 

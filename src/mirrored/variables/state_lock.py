@@ -219,6 +219,8 @@ def assign_all_stored(variables: Sequence[Any], values: Sequence[Any]) -> None:
             state.step.finish()
         note_pending(variables, values)
         store_all(variables, values)
+        for variable in variables:
+            variable.release()
 
 
 def store_all(variables: Sequence[Any], values: Iterable[Any]) -> None:
@@ -325,6 +327,5 @@ def together(assign: Callable[[], None]) -> None:
         if kept:
             assign_all_stored([variable for variable, _, _ in kept], [value for _, value, _ in kept])
             for variable, _, is_shared in kept:
-                variable.release()
                 if is_shared:
                     variable.mark_shared()
