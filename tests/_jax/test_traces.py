@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirrored._jax import traces
+from mirrored._jax import caches, traces
 from mirrored._jax.boxes import BoxTracer
 from mirrored._jax.traces import CaptureTracer, NotConstant, evaluate
 
@@ -119,6 +119,21 @@ def test_the_settings_of_a_trace_are_one_hashable_value():
         assert hash(traces.trace_settings()) != hash(before)
         assert traces.trace_settings() != before
     assert traces.trace_settings() == before
+
+
+def test_the_settings_of_a_program_contain_no_token():
+    before, bare = traces.trace_settings(), traces.program_settings()
+    previous, previous_replica = caches.swap("one"), caches.swap_replica("two")
+    try:
+        with_tokens = traces.trace_settings()
+        assert with_tokens != before
+        assert traces.program_settings() == bare
+        assert traces.trace_settings() == with_tokens
+        with jax.default_matmul_precision("float32"):
+            assert traces.program_settings() != bare
+    finally:
+        caches.put(previous)
+        caches.put_replica(previous_replica)
 
 
 class Passing(jax.core.Trace):

@@ -7,6 +7,7 @@ import functools
 import gc
 import logging
 import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -164,6 +165,42 @@ def test_changed_surroundings_trace_again_and_a_retrace_says_which(call, reason)
     call(step)
     assert step.trace_count == 2 + (call in (called_in_replica, called_after_assigning_another_shape))
     assert step.retrace_reason.startswith(f"<lambda> is traced again: {reason}")
+
+
+def test_calls_under_a_tape_and_in_other_threads_share_the_program():
+    v, scale = mr.Variable(3.0), {"value": 2.0}
+    step = mr.function(lambda x: v * x * scale["value"])
+    x = jnp.float32(2)
+    assert float(step(x)) == 12.0
+    scale["value"] = 5.0
+    taped = []
+
+    def under_tape():
+        with mr.GradientTape() as tape:
+            y = step(x)
+        taped.append((float(y), float(tape.gradient(y, v))))
+        together.wait(60)  # all threads live at once, so each has a token of its own
+
+    together = threading.Barrier(3)
+    threads = [threading.Thread(target=under_tape) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert taped == [(12.0, 4.0)] * 3
+    assert float(step(x)) == 12.0
+    assert step.trace_count == 1
+
+
+def test_a_program_that_is_traced_under_a_tape_serves_later_calls():
+    v = mr.Variable(3.0)
+    with mr.GradientTape() as tape:
+        y = v * 2.0
+        step = mr.function(lambda x: x * y)
+        z = step(jnp.float32(2))
+    assert float(tape.gradient(z, v)) == 4.0
+    assert float(step(jnp.float32(2))) == 12.0
+    assert step.trace_count == 1
 
 
 def test_static_arguments_stay_python_objects():

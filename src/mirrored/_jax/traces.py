@@ -78,6 +78,21 @@ def trace_settings() -> Any:
     return _config.config_ext.trace_context()
 
 
+def program_settings() -> Any:
+    """Returns `trace_settings()` without the tokens of tapes and replicas (`_jax.caches`).
+
+    A program of `mirrored.function` does not depend on the tokens around the call: it is traced under its own.
+    """
+    if caches.holder.value is None and caches.replica_holder.value is None:
+        return trace_settings()
+    token, replica_token = caches.swap(None), caches.swap_replica(None)
+    try:
+        return trace_settings()
+    finally:
+        caches.put(token)
+        caches.put_replica(replica_token)
+
+
 def canonical_dtype(dtype: DTypeLike) -> Any:
     """Returns the dtype that arrays made from NumPy data of `dtype` have on devices, such as float32 for float64.
 

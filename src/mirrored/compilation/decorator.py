@@ -51,9 +51,10 @@ def function(
     executes the code before the loop twice. Its first changes to Python objects are undone, unless the code creates
     variables or the dataset, or the function can reach a Python iterator or a queue.
 
-    Tapes: the first call under a tape traces two kinds of functions once more, which `trace_count` does not count. One
-    reads a variable after assigning it: such a read has the derivative of the variable. The other calls `run` of a
-    deterministic strategy, which then sums cotangents in a fixed order.
+    Tapes: calls under a tape and others share a trace. The first call under a tape traces two kinds of functions once
+    more, which `trace_count` does not count; globals, closures and attributes are then constants with the values they
+    have at that call. One kind reads a variable after assigning it: such a read has the derivative of the variable. The
+    other calls `run` of a deterministic strategy, which then sums cotangents in a fixed order.
 
     Errors: an error during tracing leaves all variables unchanged. After a later exception, such as Ctrl-C, all
     variables have their values from before or all have those from after the call. Several threads can call the

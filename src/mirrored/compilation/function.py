@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mirrored._jax.traces import current_trace, put_trace, trace_settings
+from mirrored._jax.traces import current_trace, program_settings, put_trace, trace_settings
 from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind, reference_to, with_copies
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
@@ -240,7 +240,7 @@ class Function(Code):
 
     def _program(self, arguments: Arguments, here: Ambient) -> Program:
         # A `Function` never evicts a program. So strategies and variables live at least as long as the function.
-        surroundings = Surroundings(here.strategies, here.replica is None, trace_settings(), sizes_of_resizables())
+        surroundings = Surroundings(here.strategies, here.replica is None, program_settings(), sizes_of_resizables())
         key = (arguments.key, *surroundings)
         program = self._programs.get(key)
         if program is None:

@@ -119,7 +119,8 @@ class Surroundings(NamedTuple):
             constants of the trace. These are the objects, not their ids: a new object can have the id of a deleted one.
         is_cross_replica: Whether the call is in cross-replica context. An eager run of one replica has neither a runner
             nor a store, so a call in it is not part of another program, and its trace has a replica context.
-        settings: The settings on which JAX's own caches depend: x64, matmul precision, mesh, ...
+        settings: The settings on which JAX's own caches depend: x64, matmul precision, mesh, ..., without the tokens of
+            tapes and replicas (`program_settings`).
         sizes: The serials and shapes of the variables whose shape may change. A program has one shape per variable.
     """
 
