@@ -69,10 +69,58 @@ def test_a_program_is_found_again_for_equal_structures_only() -> None:
 
     x, y = jnp.float32(1.0), jnp.float32(2.0)
     assert [float(total({"x": x, "y": y}, flag)) for flag in (True, False, True)] == [3.0, 1.0, 3.0]
-    assert float(total({"y": y, "x": x}, True)) == 3.0
     assert total.trace_count == 2
     assert float(total({"x": jnp.int32(1), "y": y}, True)) == 3.0
     assert total.trace_count == 3
+
+
+def _in_order(x: Any, operations: dict[str, Any]) -> Any:
+    for name, value in operations.items():
+        x = x * value if name == "multiply" else x + (value if name == "add" else 0.0)
+    return x
+
+
+def _deep(x: Any, layers: list[dict[str, Any]]) -> Any:
+    return _in_order(x, layers[0])
+
+
+@pytest.mark.parametrize("number", [float, jnp.float32, int], ids=["static", "arrays", "quick"])
+def test_programs_are_found_by_the_order_of_the_keys(number: Any) -> None:
+    x, one, other = (
+        jnp.float32(3),
+        {"multiply": number(2), "add": number(10)},
+        {"add": number(10), "multiply": number(2)},
+    )
+    step, deep, keywords = mr.function(_in_order), mr.function(_deep), mr.function(lambda x, **all: _in_order(x, all))
+    for _ in range(2):
+        for operations, result in ((one, 16.0), (other, 26.0)):
+            assert float(step(x, operations)) == result
+            assert float(deep(x, [operations])) == result
+            assert float(keywords(x, **operations)) == result
+    assert [made.trace_count for made in (step, deep, keywords)] == [2, 2, 2]
+    assert step.retrace_reason is not None
+    assert "the keys of a dict, or the keyword arguments, are in another order" in step.retrace_reason
+
+
+def test_the_order_of_keys_counts_where_the_values_are_empty() -> None:
+    names = mr.function(lambda groups: list(groups))
+    assert names({"b": [], "a": ()}) == ["b", "a"]
+    assert names({"a": (), "b": []}) == ["a", "b"]
+    assert names({"b": [], "a": ()}) == ["b", "a"]
+
+
+def test_compiled_replica_functions_are_found_by_the_order_of_the_keys(strategy_of_two: mr.MirroredStrategy) -> None:
+    step = mr.function(_in_order)
+    for operations, result in (({"multiply": 2.0, "add": 10.0}, 16.0), ({"add": 10.0, "multiply": 2.0}, 26.0)):
+        assert [float(one) for one in strategy_of_two.run(step, (jnp.float32(3), operations)).values] == [result] * 2
+
+
+def test_the_steps_of_a_call_have_their_keys_in_one_order() -> None:
+    step = mr.function(lambda batch: batch["x"] + batch["y"], steps_per_call=2)
+    x, y = jnp.float32(1.0), jnp.float32(2.0)
+    assert step([{"y": y, "x": x}] * 2).tolist() == [3.0, 3.0]
+    with pytest.raises(ArgumentError, match="the dicts in the batches of one call have their keys in different"):
+        step([{"y": y, "x": x}, {"x": x, "y": y}])
 
 
 @pytest.mark.parametrize(("wide", "narrow"), [("int64", "int32"), ("float64", "float32")])

@@ -150,6 +150,19 @@ def _rank(value: Any, path: Sequence[Any], orders: dict[int, dict[Any, int]]) ->
     return rank
 
 
+def order_of_keys(value: PyTree) -> tuple[Any, ...]:
+    """Returns the order of the keys in a pytree's dicts as a hashable value; () if all are sorted, JAX's own order.
+
+    Two pytrees of equal structure have equal orders if and only if code that iterates over their dicts meets the same
+    keys in the same order. Dicts inside nodes of registered classes have their keys sorted, as in JAX.
+    """
+    if not _has_order(value):
+        return ()
+    if isinstance(value, dict):
+        return tuple((key, order_of_keys(part)) for key, part in value.items())
+    return tuple(map(order_of_keys, value))
+
+
 def transformed(transform: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """Applies a transform such as `jax.vmap` to a function; dicts in arguments and results keep their key order.
 

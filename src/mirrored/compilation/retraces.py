@@ -34,7 +34,7 @@ def difference(old: Arguments, around_old: Surroundings, new: Arguments, around_
     paths = jax.tree_util.tree_flatten_with_path(
         jax.tree_util.tree_unflatten(new.treedef, list(range(len(new.leaves)))), is_leaf=structures.is_leaf
     )[0]
-    for (path, _), before, after, leaf in zip(paths, old.key[1:], new.key[1:], new.leaves, strict=True):
+    for (path, _), before, after, leaf in zip(paths, old.leaf_keys, new.leaf_keys, new.leaves, strict=True):
         if before != after:
             name = "argument " + "".join(str(key) for key in path[1:])
             is_number = isinstance(leaf, (bool, int, float, complex))
@@ -43,6 +43,8 @@ def difference(old: Arguments, around_old: Surroundings, new: Arguments, around_
             if old_key == new_key:
                 return f"{name}, {new_key}, holds the values of other replicas"
             return f"{name} changed from {old_key} to {new_key}{hint}"
+    if old.order != new.order:
+        return "the keys of a dict, or the keyword arguments, are in another order"
     return _difference_around(around_old, around_new)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_masked
 from mirrored._jax.boxes import Array
 from mirrored._jax.traces import canonical_dtype
-from mirrored._jax.trees import Structure
+from mirrored._jax.trees import Structure, order_of_keys
 from mirrored._typing import Leaf, PyTree
 from mirrored.compilation.static_keys import Identity, static_key, unchanging
 from mirrored.errors import ArgumentError
@@ -42,8 +42,8 @@ class Arguments:
         leaves: The leaves.
         dynamic: The positions of the leaves that are arrays.
         arrays: These leaves as arrays. A per-replica value is one stacked array.
-        key: The arguments' part of the program's cache key: the structure, numbers of replicas, shapes and dtypes, and
-            static values. `Surroundings` is the rest.
+        key: The arguments' part of the program's cache key: the structure, the order of the keys in dicts, and for each
+            leaf the numbers of replicas, the shape and the dtype, or the static value. `Surroundings` is the rest.
         like: A pytree of this structure whose dicts have the keys in the order of the call. Only a trace needs it.
     """
 
@@ -53,6 +53,16 @@ class Arguments:
     arrays: list[Any]
     key: tuple[Hashable, ...]
     like: PyTree
+
+    @property
+    def order(self) -> Hashable:
+        """The order of the keys in the dicts of the arguments."""
+        return self.key[1]
+
+    @property
+    def leaf_keys(self) -> tuple[Hashable, ...]:
+        """The parts of `key` that belong to the leaves, in their order."""
+        return self.key[2:]
 
     def _with(self, leaves: list[Any]) -> Any:
         return Structure(self.treedef, self.like).unflatten(leaves)
@@ -139,7 +149,8 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assi
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=structures.is_leaf)
     dynamic: list[int] = []
     arrays: list[Any] = []
-    key: list[Hashable] = [treedef]
+    # A trace may iterate over a dict, and a treedef does not contain the order of the keys.
+    key: list[Hashable] = [treedef, order_of_keys((args, kwargs))]
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica) and not leaf.is_placed and has_one_each(leaf, device_assignment):
             leaf = leaves[place] = PerReplica.of_components(leaf.values, device_assignment)
@@ -194,6 +205,13 @@ def flatten_steps(
             remedy="distribute the dataset with last_batch='pad', or choose a global batch size that is a multiple of "
             "the number of replicas",
         ) from None
+    if any(step.order != flat[0].order for step in flat):
+        raise ArgumentError(
+            called,
+            found="the dicts in the batches of one call have their keys in different orders",
+            rule="the steps of one call repeat one program, which iterates over a dict in one order",
+            remedy="create the dicts of all batches with their keys in one order",
+        )
     if any(step.key != flat[0].key for step in flat):
         raise ArgumentError(
             called,
@@ -232,7 +250,7 @@ def quick_key(value: Any, arrays: list[Any]) -> Hashable:
     if kind is dict and all(type(name) is str for name in value):
         names = sorted(value)
         inner = _quick_keys(dict, [value[name] for name in names], arrays)
-        return None if inner is None else (tuple(names), inner)
+        return None if inner is None else (tuple(value), inner)  # the order of the call, in which a trace iterates
     return None
 
 
