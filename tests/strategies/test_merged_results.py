@@ -99,3 +99,23 @@ def test_the_gradient_through_one_value_is_the_same_eagerly_and_compiled(layout)
     expected = 2 * 2.0 * sum(range(1, replicas + 1)) ** 2
     assert float(gradient(inputs(strategy))) == expected
     assert float(mr.function(gradient)(inputs(strategy))) == expected
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_variables_and_numpy_scalars_stay_the_same_objects_in_all_replicas(layout):
+    replicas, devices = layout
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=replicas)
+    with strategy.scope():
+        count = mr.Variable(1.0)
+    found = []
+
+    def step(x):
+        variable, number = merged(lambda strategy, x: (count, np.float32(3)))(x)
+        variable.assign_add(1.0)
+        found.append((variable is count, type(number)))
+        return variable.read_value()
+
+    total_of = mr.function(lambda x: strategy.reduce("SUM", strategy.run(step, args=(x,)), axis=None))
+    assert float(total_of(inputs(strategy))) == 2.0 * replicas
+    assert set(found) == {(True, np.float32)}
+    assert float(count) == 2.0

@@ -246,7 +246,8 @@ class TracingRunner(ReplicaRunner):
         return fan_out_once(self.group_info, self.isolated([first])[0])
 
     def _apart_in_padding(self, values: list[Any]) -> list[Any]:
-        if not self.group_info.padded or self.algorithm.drops_padding:
+        # A variable or a concrete value stays the same object in all slots; no gradient flows through it.
+        if not self.group_info.padded or self.algorithm.drops_padding or not _is_inexact_tracer(values[-1]):
             return values
         return [*values[:-1], apart(values[-1], self.group_info.is_real())]
 
