@@ -62,6 +62,12 @@ def test_arguments_equal_to_the_defaults_are_taken():
         ("2", jnp.int32, ()),
         (1 + 2j, jnp.float32, ()),
         ([[1.0], [1.0, 2.0]], jnp.float32, (2, 1)),
+        (70000.0, jnp.float16, ()),
+        (70000, jnp.float16, ()),
+        (1e39, jnp.float32, ()),
+        (1e39j, jnp.complex64, ()),
+        ([1.0, float("nan"), 7e4], jnp.float16, (3,)),
+        ([jnp.float32(7e4), 1.0], jnp.float16, (2,)),
     ],
 )
 def test_python_values_that_a_cast_would_change_are_refused(value, dtype, shape):
@@ -87,6 +93,12 @@ def test_lists_of_numbers_and_arrays():
     step = mr.function(lambda x: x, input_signature=[mr.data.ArraySpec((None,), np.dtype("float32"))])
     assert step([1, 2.5]).tolist() == step([jnp.float32(1), np.float64(2.5)]).tolist() == [1.0, 2.5]
     assert step([]).tolist() == []
+
+
+def test_infinities_and_small_numbers_are_cast():
+    step = mr.function(lambda x: x, input_signature=[mr.data.ArraySpec((None,), np.dtype("float16"))])
+    assert np.array_equal(step([float("inf"), float("-inf"), float("nan"), 1e-9]), [np.inf, -np.inf, np.nan, 0.0], True)
+    assert mr.function(lambda x: step([x, 5.0]))(jnp.float32(2)).tolist() == [2.0, 5.0]
 
 
 BYTES = jax.ShapeDtypeStruct((2,), jnp.uint8)

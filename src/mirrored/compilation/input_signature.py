@@ -89,8 +89,8 @@ def from_python(value: object, dtype: Any) -> Any:
     """Converts a Python number, or a list of numbers and arrays, to an array of a declared dtype.
 
     Returns:
-        The array; None if `value` is something else, or if the cast would lose fractions, imaginary parts or magnitude.
-        An integer that is known only on the device must have a dtype whose numbers all fit.
+        The array; None if `value` is something else, or if the cast would lose fractions, imaginary parts or magnitude,
+        also where a number would become infinite. An integer that is traced must have a dtype whose numbers all fit.
     """
     try:
         on_device = any(isinstance(leaf, jax.Array) for leaf in structures.flatten(value)[0])
@@ -101,13 +101,15 @@ def from_python(value: object, dtype: Any) -> Any:
         return None
     if array.size and _rank(array.dtype) > _rank(dtype):
         return None
-    cast = array.astype(dtype)
-    if not jnp.issubdtype(dtype, jnp.integer) or (on_device and np.can_cast(array.dtype, dtype)):
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    # Only a narrower dtype can lose numbers of arrays on the device, so that others need no wait for their values.
+    if jnp.issubdtype(dtype, jnp.bool_) or (on_device and np.can_cast(array.dtype, dtype)):
         return cast
     try:
-        return cast if np.array_equal(cast, array) else None
+        return cast if _keeps_numbers(array, cast) else None
     except jax.errors.TracerArrayConversionError:
-        return None
+        return cast if jnp.issubdtype(dtype, jnp.inexact) else None
 
 
 def from_numpy(value: Any, dtype: Any) -> Any:
@@ -124,11 +126,14 @@ def from_numpy(value: Any, dtype: Any) -> Any:
         return value
     with np.errstate(all="ignore"):
         cast = value.astype(dtype)
-        if jnp.issubdtype(dtype, jnp.inexact):
-            kept = np.isfinite(cast) | ~np.isfinite(value)
-        else:
-            kept = cast == value
-    return cast if np.all(kept) else value
+        return cast if _keeps_numbers(value, cast) else value
+
+
+def _keeps_numbers(value: Any, cast: Any) -> bool:
+    """Returns whether a cast has changed no number by more than rounding, such as 70000.0 to infinity in float16."""
+    if jnp.issubdtype(cast.dtype, jnp.inexact):
+        return bool(np.all(np.isfinite(cast) | ~np.isfinite(value)))
+    return bool(np.all(np.equal(cast, value)))
 
 
 def _rank(dtype: Any) -> Any:
