@@ -61,6 +61,35 @@ def test_eager_mode_makes_the_same_steps() -> None:
     assert eager.tolist() == [4, 6]
 
 
+def test_eager_mode_returns_results_that_are_no_arrays_as_a_program_does() -> None:
+    v = mr.Variable(0.0)
+
+    def step(x: Any) -> Any:
+        v.assign_add(x)
+        return {"number": 1.0, "flag": True, "name": "a", "variable": v, "array": v.read_value()}
+
+    results = []
+    for eager in (False, True):
+        v.assign(0.0)
+        mr.run_functions_eagerly(eager)
+        try:
+            results.append(mr.function(step, steps_per_call=2)([jnp.float32(1)] * 2))
+        finally:
+            mr.run_functions_eagerly(False)
+    for result in results:
+        assert result.pop("array").tolist() == [1.0, 2.0]
+        assert result.pop("variable") is v
+        assert result == {"number": 1.0, "flag": True, "name": "a"}
+        assert type(result["number"]) is float
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5])
+def test_refuses_fewer_than_one_step(steps: Any) -> None:
+    with pytest.raises(mr.errors.ArgumentError, match=rf"function: steps_per_call={steps}\n[\s\S]*at least one"):
+        mr.function(lambda x: x, steps_per_call=steps)
+    assert mr.function(lambda x: x, steps_per_call=np.int64(1))([jnp.float32(2)]).tolist() == [2.0]
+
+
 def test_refuses_another_number_of_batches() -> None:
     step = mr.function(lambda x: x, steps_per_call=3)
     with pytest.raises(mr.errors.ArgumentError, match="got 2 batches"):

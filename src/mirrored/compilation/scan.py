@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from mirrored.values.distributed_values import PerReplica
 
 if TYPE_CHECKING:
     from mirrored.compilation.program import Result
+
+
+_NUMBERS: Final = (bool, int, float, complex)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +69,8 @@ class Scan:
 def stacked_steps(results: Sequence[PyTree]) -> Any:
     """Stacks the results of several steps along a new leading dimension, for steps that ran without a `Scan`.
 
-    Results have a leading dimension of steps, in each component of a per-replica result. Of static results (strings and
-    other objects), that of the first step is returned.
+    Arrays have a leading dimension of steps, in each component of a per-replica result. Of other results (Python
+    numbers, strings, variables), that of the first step is returned, as a program does, whose trace is one step.
     """
     return tree_map(_stacked, *results, is_leaf=lambda value: isinstance(value, PerReplica))
 
@@ -75,14 +78,15 @@ def stacked_steps(results: Sequence[PyTree]) -> Any:
 def _stacked(*steps: Leaf) -> Any:
     first = steps[0]
     if not isinstance(first, PerReplica):
-        return jnp.stack(steps) if _is_numeric(first) else first
+        return jnp.stack(steps) if _is_array(first) else first
     where = first.device_assignment
     if where is not None and all(step.is_stacked for step in steps):
         return first.with_stacked(jnp.stack([step.stacked(where) for step in steps], axis=1))
+    # Python numbers differ here between replicas. No program returns such a result, so it keeps all steps.
     components = zip(*(step.values for step in steps), strict=True)
-    return PerReplica.of_components([_stacked(*parts) for parts in components], where)
+    stacked = [jnp.stack(parts) if isinstance(parts[0], _NUMBERS) else _stacked(*parts) for parts in components]
+    return PerReplica.of_components(stacked, where)
 
 
-def _is_numeric(value: Leaf) -> bool:
-    is_array = isinstance(value, (jax.Array, np.ndarray, np.generic)) and not has_host_dtype(value)
-    return is_array or isinstance(value, (bool, int, float, complex)) or hasattr(value, "__jax_array__")
+def _is_array(value: Leaf) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray, np.generic)) and not has_host_dtype(value)
