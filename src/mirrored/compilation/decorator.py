@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from mirrored.compilation.binding import UNCONVERTED, Conversion
 from mirrored.compilation.function import Function
+from mirrored.errors import ArgumentError
 
 
 @overload
@@ -80,7 +83,7 @@ def function(
         A `Function`.
 
     Raises:
-        ArgumentError: The arguments do not match `input_signature`.
+        ArgumentError: The arguments do not match `input_signature`, or `steps_per_call` is not a positive integer.
         VariableError: The function creates a variable and does not keep it, or creates one on every call.
 
     Example:
@@ -98,6 +101,13 @@ def function(
     unknown = [option for option in options if option not in known and not option.startswith("experimental_")]
     if unknown:
         raise TypeError(f"function() got an unexpected keyword argument {unknown[0]!r}")
+    if steps_per_call is not None and (not isinstance(steps_per_call, (int, np.integer)) or steps_per_call < 1):
+        raise ArgumentError(
+            "function",
+            found=f"steps_per_call={steps_per_call!r}",
+            rule="one call runs a whole number of steps, at least one",
+            remedy="pass the number of batches of a call, or omit steps_per_call for functions of one step",
+        )
     if func is None:
         return lambda decorated: function(
             decorated,
