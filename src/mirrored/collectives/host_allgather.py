@@ -119,12 +119,14 @@ def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: st
     all_digests = host_allgather(called, f"{called}: compare {', '.join(list(values)[:3])}", own_digests)
     different = {
         name: [worker for worker, theirs in enumerate(all_digests) if theirs.get(name) != all_digests[0].get(name)]
-        for name in own_digests
+        for name in dict.fromkeys(name for digests in all_digests for name in digests)
     }
     unequal = {name: workers for name, workers in different.items() if workers}
     if unequal:
         differing = "; ".join(f"{name} on {_workers(workers)}" for name, workers in list(unequal.items())[:5])
-        shown = ", ".join(f"{name} = {_short(values[name])}" for name in list(unequal)[:3])
+        shown = ", ".join(
+            f"{name} = {_short(values[name])}" if name in values else f"{name} is missing" for name in list(unequal)[:3]
+        )
         here = distributed.this_process()
         raise DisagreementError(
             called,
