@@ -206,6 +206,7 @@ def test_a_worker_without_any_data(tmp_path):
         ("later_variable", "DisagreementError", "variable 'rate' on worker 1"),
         ("same_names", "DisagreementError", "mirrored variable 'w' on worker 1"),
         ("plain_same_names", "DisagreementError", "variable 'w' on worker 1"),
+        ("other_variables", "DisagreementError", "worker 0 passed 2 variables named 'w', worker 1 passed 1"),
         ("returned_number", "DisagreementError", "['loss'] on worker 1"),
         ("returned_argument", "DisagreementError", "values differ from those of worker 0"),
         (
@@ -232,6 +233,7 @@ def test_eager_replicas_of_several_workers_may_do_different_things(tmp_path):
     alone = module_of("unlike_replicas").outcome(mr.MirroredStrategy(["CPU:0", "CPU:1"]))
     assert alone["gradients"] == [[1.0] * 3, [10.0] * 3, None]
     assert alone["updated"] == [0.5, -4.5, 1.0]
+    assert alone["in another order"] == [-1.0, -19.0, -3.0]
     assert alone["given"] == [3, True, 0.5]
     assert alone["sums"] == [5.0, 0.75]
     assert run("unlike_replicas", [1, 1], tmp_path, seconds=100) == [alone, alone]

@@ -15,19 +15,17 @@ from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval, trace_below_tapes
 from mirrored._jax.trees import is_same_place, positions_in_order
 from mirrored._typing import Operand, PyTree
-from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, StructureError, VariableError
-from mirrored.optimizers.checks import Pair, check_iterators, no_gradients_error, with_gradients
+from mirrored.optimizers.alignment import aligned
+from mirrored.optimizers.checks import Pair, check_iterators, with_gradients
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
-from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies import get_replica_context, get_strategy
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable
 from mirrored.variables.component import VariableComponent
-from mirrored.variables.storage import distinct_names
 
 # Pairs gradients with variables.
 
@@ -337,7 +335,7 @@ def update_with_sums_of(
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         check_iterators([taken for _, _, taken in payloads], called)
-        variables, rows, absent = _aligned([own for own, _, _ in payloads], runner, called)
+        variables, rows, absent = aligned([own for own, _, _ in payloads], runner, called)
         extras = [list(components) for components in zip(*(others for _, others, _ in payloads), strict=True)]
         sums = runner.reduce(ReduceOp.SUM, [*rows, *extras])
         update(list(zip(sums[: len(rows)], variables, strict=True)), sums[len(rows) :])
@@ -364,34 +362,6 @@ def note_summed(called: str, gradients: Sequence[Any]) -> None:
         return [[]] * len(payloads)
 
     run_merge(Merge(called, run), list(gradients))
-
-
-def _aligned(
-    replicas: Sequence[Sequence[Pair]], runner: ReplicaRunner, called: str
-) -> tuple[list[Variable], list[list[Any]], tuple[str, ...]]:
-    """Returns the variables for which any replica has a gradient, their gradients, and the other variables' names."""
-    variables = {id(variable): variable for pairs in replicas for _, variable in pairs}
-    given = [{id(variable): gradient for gradient, variable in pairs} for pairs in replicas]
-    rows = {key: [gradients.get(key) for gradients in given] for key in variables}
-    lacking = [key for key, row in rows.items() if all(gradient is None for gradient in row)]
-    if runner.device_assignment.spans_processes:
-        # Every worker must reduce the same list. A variable without a gradient here may have one on another worker.
-        names = distinct_names(variables.values())
-        given_here = [names[key] for key in rows if key not in lacking]
-        elsewhere = {
-            name for worker in host_allgather(called, "which variables have gradients", given_here) for name in worker
-        }
-        lacking = [key for key in lacking if names[key] not in elsewhere]
-    absent = tuple(variables[key].name for key in lacking)
-    present = [variable for key, variable in variables.items() if key not in lacking]
-    if not present:
-        raise no_gradients_error(absent, called)
-    return present, [_completed(rows[id(variable)], variable) for variable in present], absent
-
-
-def _completed(row: Sequence[Any], variable: Variable) -> list[Any]:
-    dtype = next((gradient.dtype for gradient in row if gradient is not None), variable.dtype)
-    return [jnp.zeros(variable.component_shape, dtype) if gradient is None else gradient for gradient in row]
 
 
 def _sums(gradients: Sequence[Any]) -> list[jax.Array]:

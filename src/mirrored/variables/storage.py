@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 import itertools
+import operator
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ from mirrored.variables.state_lock import lock, note_former, note_pending, settl
 if TYPE_CHECKING:
     from mirrored.runtime.staged_values import VariableLike
     from mirrored.topology.device_assignment import DeviceAssignment
+
+_Named = TypeVar("_Named", bound="VariableLike")
 
 
 # Places values of variables: on all devices of the strategy, or on JAX's default device for plain variables.
@@ -157,7 +160,9 @@ def sizes_of_resizables() -> tuple[tuple[int, tuple[int, ...]], ...]:
     return tuple((one.serial, one.component_shape) for one in variables if one is not None)
 
 
-def distinct_names(variables: Iterable[VariableLike]) -> dict[int, str]:
+def distinct_names(
+    variables: Iterable[_Named], name_of: Callable[[_Named], str] = operator.attrgetter("name")
+) -> dict[int, str]:
     """Returns a name for each variable, by `id`, which no other of them has and which is the same on all workers.
 
     Variables of one name are numbered in the order of their creation. `serial` itself can differ between workers: it
@@ -166,9 +171,9 @@ def distinct_names(variables: Iterable[VariableLike]) -> dict[int, str]:
     numbers: Counter[str] = Counter()
     names = {}
     for variable in sorted(variables, key=lambda one: one.serial):
-        numbers[variable.name] += 1
-        number = numbers[variable.name]
-        names[id(variable)] = variable.name if number == 1 else f"{variable.name} (number {number} of this name)"
+        name = name_of(variable)
+        numbers[name] += 1
+        names[id(variable)] = name if numbers[name] == 1 else f"{name} (number {numbers[name]} of this name)"
     return names
 
 

@@ -112,6 +112,13 @@ def plain_same_names() -> None:
     mr.function(lambda: strategy.run(lambda: own + plain[1]))()
 
 
+def other_variables() -> None:
+    with strategy.scope():
+        variables = [mr.Variable(0.0, name="w") for _ in range(2)]
+        optimizer = mr.optimizers.SGD(1.0)
+    strategy.run(lambda: optimizer.apply_gradients([(jnp.ones(()), one) for one in variables[me:]]))
+
+
 def returned_number() -> None:
     strategy.run(lambda: {"loss": 0.5 + me}, out_specs=PartitionSpec())
 

@@ -75,6 +75,20 @@ def _updates_of_one_name(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     return {"updated": [float(variable.numpy()) for variable in variables]}
 
 
+def _updates_in_another_order(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    """The replicas pass their pairs in different orders; one replica lacks a gradient of bfloat16."""
+    with strategy.scope():
+        a, b, c = variables = [mr.Variable(jnp.ones(2), name=name) for name in ("a", "b", "c")]
+        optimizer = mr.optimizers.SGD(1.0, momentum=0.5)
+
+    def update() -> None:
+        pairs = [(jnp.full(2, 1.0), a), (jnp.full(2, 10.0), b), (jnp.full(2, 4.0, jnp.bfloat16), c)]
+        optimizer.apply_gradients([(None, c), *reversed(pairs[:2])] if _replica() else pairs)
+
+    strategy.run(update)
+    return {"in another order": [variable.numpy()[0].item() for variable in variables]}
+
+
 def _under_a_tape(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     """The tape of one replica records an all-reduce of arrays that the other one lacks."""
     with strategy.scope():
@@ -131,6 +145,7 @@ def outcome(strategy: mr.MirroredStrategy) -> dict[str, Any]:
         **_numbers(strategy),
         **_missing_gradients(strategy),
         **_updates_of_one_name(strategy),
+        **_updates_in_another_order(strategy),
         **_under_a_tape(strategy),
         **_equal_to_arguments(strategy),
         **_from_a_merge(strategy),
