@@ -226,8 +226,22 @@ def check_alike(called: str, components: Sequence[Any]) -> None:
     Raises:
         StructureError: Shapes or dtypes differ.
     """
-    check_dtypes(called, components)
-    shapes = [tuple(np.shape(component)) for component in components]
+    check_types(called, [type_of(component) for component in components])
+
+
+def type_of(component: Any) -> tuple[str, tuple[int, ...]]:
+    """Returns the dtype and the shape of an array or a number."""
+    return str(jnp.result_type(component)), tuple(np.shape(component))
+
+
+def check_types(called: str, types: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+    """Raises an error unless the arrays to be reduced, given by their dtypes and shapes, are alike.
+
+    Raises:
+        StructureError: Shapes or dtypes differ.
+    """
+    _check_dtypes(called, [dtype for dtype, _ in types])
+    shapes = [shape for _, shape in types]
     if len(set(shapes)) > 1:
         raise StructureError(
             called,
@@ -244,11 +258,14 @@ def check_dtypes(called: str, components: Sequence[Any]) -> None:
         StructureError: Dtypes differ. Promotion would give replicas results of a dtype that none of them passed, and
             several devices cannot hold one array of several dtypes.
     """
-    dtypes = [jnp.result_type(component) for component in components]
+    _check_dtypes(called, [str(jnp.result_type(component)) for component in components])
+
+
+def _check_dtypes(called: str, dtypes: Sequence[str]) -> None:
     if len(set(dtypes)) > 1:
         raise StructureError(
             called,
-            found=f"the components have the dtypes {', '.join(map(str, dtypes))}",
+            found=f"the components have the dtypes {', '.join(dtypes)}",
             rule="values that are combined over replicas must have the same dtype on all replicas",
             remedy="convert the value in the replica function: value.astype(jnp.float32)",
         )

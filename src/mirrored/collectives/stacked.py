@@ -15,7 +15,8 @@ from mirrored._jax.boxes import is_live_box
 from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
 from mirrored._jax.traces import Tracer
-from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, log_label
+from mirrored.collectives.host_allgather import host_allgather
+from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_types, log_label, type_of
 from mirrored.collectives.summation import Group
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.values.stacking import gathered, whole_rows
@@ -23,6 +24,7 @@ from mirrored.watchdog.collective_log import collective_log
 
 if TYPE_CHECKING:
     from mirrored.collectives.algorithm import CrossDeviceOps
+    from mirrored.values.distributed_values import PerReplica
 
 
 def group_of(device_assignment: DeviceAssignment) -> Group:
@@ -88,6 +90,27 @@ def _compiled_reduction(
     return compiled
 
 
+def check_components(called: str, values: Sequence[PerReplica], device_assignment: DeviceAssignment) -> None:
+    """Raises an error unless each value, to be reduced outside of `run`, has components of one shape and dtype.
+
+    With several workers, this is a host all-gather: stacking needs no other worker, and a collective of arrays that
+    differ hangs, or reads the bits of one dtype as those of another. Stacked values need none, since each of them is
+    one array of all workers.
+
+    Raises:
+        StructureError: Shapes or dtypes differ, on all workers.
+    """
+    own = [[type_of(component) for component in value.values] for value in values if not value.is_stacked]
+    if not own:
+        return
+    everyone: Sequence[Any] = [own]
+    traced = (isinstance(one, Tracer) for value in values if not value.is_stacked for one in value.values)
+    if device_assignment.spans_processes and not any(traced):
+        everyone = host_allgather(called, f"{called}: compare the types of {len(own)} values", own)
+    for columns in zip(*everyone, strict=True):
+        check_types(called, [(dtype, tuple(shape)) for column in columns for dtype, shape in column])
+
+
 def reduce_stacked(
     algorithm: CrossDeviceOps,
     op: ReduceOp | str | Callable[[Any], Any],
@@ -126,7 +149,10 @@ def reduce_stacked(
     placed = [jax.device_put(array, device_assignment.sharded) for array in arrays]
     compile_ = _compiled_reduction.__wrapped__ if calls_user_code else _compiled_reduction
     compiled = compile_(algorithm, op, device_assignment, len(placed))
-    return list(_logged(f"reduce {log_label(op)}", device_assignment, lambda: compiled(*placed)))
+    label = f"reduce {log_label(op)}"
+    if device_assignment.spans_processes:
+        label = f"{label} of {', '.join(f'{array.dtype}{list(array.shape[1:])}' for array in placed)}"
+    return list(_logged(label, device_assignment, lambda: compiled(*placed)))
 
 
 def _components(stacked: jax.Array, device_assignment: DeviceAssignment) -> list[Any]:

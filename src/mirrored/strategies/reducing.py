@@ -18,7 +18,7 @@ from mirrored._typing import Leaf
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_alike, check_dtype, check_dtypes
-from mirrored.collectives.stacked import gather_padded, gather_stacked, on_all_devices, reduce_stacked
+from mirrored.collectives.stacked import check_components, gather_padded, gather_stacked, on_all_devices, reduce_stacked
 from mirrored.collectives.summation import floating, narrow, sum_along, widen
 from mirrored.errors import ArgumentError, NotSupportedError
 from mirrored.runtime.ambient import ambient
@@ -297,12 +297,13 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
     device_assignment = strategy.device_assignment
     if device_assignment is None or device_assignment.num_replicas == 1:
         return [reduced_alone(op, as_array(component_of(value, 0))) for value in values]
-    for value in values:
-        if not value.is_stacked and not isinstance(value, LocalPerReplica):
-            check_alike("Strategy.reduce", value.values)
     runner = ambient().runner
     if runner is not None:
+        for value in values:
+            if not value.is_stacked and not isinstance(value, LocalPerReplica):
+                check_alike("Strategy.reduce", value.values)
         return runner.reduce(op, [_locals(runner, value) for value in values])
+    check_components("Strategy.reduce", values, device_assignment)
     store = ambient().store
     if store is not None:
         store.note_reduction(bit_identical=strategy.cross_device_ops.as_written)

@@ -12,7 +12,7 @@ from mirrored._jax.traces import Tracer, current_trace, is_eval, is_eval_below, 
 from mirrored._typing import Number
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.reduce_op import as_reduce_op
-from mirrored.collectives.stacked import first_stacked, reduce_stacked
+from mirrored.collectives.stacked import check_components, first_stacked, reduce_stacked
 from mirrored.errors import ContextError, TransformError, VariableError
 from mirrored.runtime.ambient import Ambient, ambient, announce_write
 from mirrored.runtime.entry_point import restoring
@@ -264,6 +264,8 @@ def _aggregate_per_replica(assignment: Assignment, value: PerReplica, here: Ambi
     if here.store is None and not value.is_stacked:
         for component in value.values:
             check_kind(component, variable.dtype, assignment.called, variable.name)
+        if variable.device_assignment is not None and variable.device_assignment.spans_processes:
+            check_components(assignment.called, [value], variable.device_assignment)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         if here.store is not None:
             return value.values[0]

@@ -112,6 +112,30 @@ def plain_same_names() -> None:
     mr.function(lambda: strategy.run(lambda: own + plain[1]))()
 
 
+def _reduced(parts: list[np.ndarray], axis: int | None = None) -> None:
+    """Each worker reduces its part outside of the run."""
+    value = strategy.run(lambda: jnp.asarray(parts[mr.get_replica_context().replica_id_in_sync_group]))
+    strategy.reduce("SUM", value, axis=axis)
+
+
+def reduced_types_outside() -> None:
+    _reduced([np.ones(2, np.float32), np.ones(2, np.int32)])
+
+
+def reduced_sizes_outside() -> None:
+    _reduced([np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)])
+
+
+def reduced_rows_outside() -> None:
+    _reduced([np.ones((2, 3), np.float32), np.ones((1, 2), np.float32)], axis=0)
+
+
+def assigned_sizes() -> None:
+    with strategy.scope():
+        mean = mr.Variable(jnp.zeros(4), aggregation="MEAN")
+    mean.assign(strategy.run(lambda: jnp.zeros((2, 2) if me else 4)))
+
+
 def other_variables() -> None:
     with strategy.scope():
         variables = [mr.Variable(0.0, name="w") for _ in range(2)]
@@ -151,5 +175,5 @@ def later_batches() -> None:
 try:
     globals()[sys.argv[1]]()
     print("RESULT", json.dumps(None), flush=True)
-except mr.errors.DisagreementError as error:
+except (mr.errors.DisagreementError, mr.errors.StructureError) as error:
     print("RESULT", json.dumps([type(error).__name__, error.found]), flush=True)

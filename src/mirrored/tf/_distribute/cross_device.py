@@ -15,7 +15,7 @@ from mirrored._typing import PyTree
 from mirrored.collectives import cross_device_ops as core
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.reduce_op import ReduceOp, check_dtype
-from mirrored.collectives.stacked import reduce_stacked
+from mirrored.collectives.stacked import check_components, reduce_stacked
 from mirrored.collectives.summation import Group
 from mirrored.errors import ArgumentError
 from mirrored.values import structures
@@ -90,6 +90,7 @@ class Direct(core.CrossDeviceOps):
 
     def _reduced(self, op: ReduceOp, value: PerReplica) -> Any:
         if value.device_assignment is not None:
+            check_components("CrossDeviceOps.reduce", [value], value.device_assignment)
             return reduce_stacked(self, op, [value.stacked(value.device_assignment)], value.device_assignment)[0]
         group = Group(axis=None, devices=1, local=len(value.values))
         return self.reduce_arrays(op, [list(value.values)], group)[0]
