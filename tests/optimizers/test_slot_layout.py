@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from mirrored.errors import StructureError
-from mirrored.optimizers.slots import lay_out
+from mirrored.optimizers.slot_layout import lay_out
 
 
 def _parameters(*names: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -45,6 +45,28 @@ def test_labels_of_a_partition_with_the_names_of_variables_stay_apart():
     assert ("mu", "kernel") in owners
     assert ("trace", "bias") in owners
     assert ("mu", "bias") not in owners
+
+
+@pytest.mark.parametrize("names", [("kernel", "bias"), ("kernel_1", "bias_1")], ids=["labels", "others"])
+def test_counters_of_a_partition_are_shared_also_if_labels_are_names_of_variables(names: tuple[str, str]) -> None:
+    transform = optax.partition(
+        {"kernel": optax.adam(0.1), "bias": optax.adam(0.1)},
+        lambda tree: {name: name.removesuffix("_1") for name in tree},
+    )
+    kernel, bias = names
+    assert _owners(transform, *names) == [
+        *(("count", None), ("mu", bias), ("nu", bias)),
+        *(("count", None), ("mu", kernel), ("nu", kernel)),
+    ]
+
+
+def test_names_that_the_transform_has_copied_are_names() -> None:
+    def init(parameters: Any) -> Any:
+        return {str(name): jnp.zeros(2) for name in parameters}, {"step": 0}
+
+    transform = optax.chain(optax.GradientTransformation(init, lambda u, s, p=None: (u, s)), optax.trace(0.9))
+    owners = [variable for _, variable in _owners(transform, "w", "b")]
+    assert owners == ["b", "w", None, "b", "w"]
 
 
 def test_pack_and_unpack_are_inverse():

@@ -16,7 +16,7 @@ from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables import Variable
 
 if TYPE_CHECKING:
-    from mirrored.optimizers.slots import SlotLeaf
+    from mirrored.optimizers.slot_layout import SlotLeaf
 
 Pair = tuple[Any, Variable]
 
