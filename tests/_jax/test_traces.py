@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from mirrored._jax import caches, traces
 from mirrored._jax.boxes import BoxTracer
@@ -266,6 +267,40 @@ def test_the_index_of_a_replica_is_that_of_the_first() -> None:
 
     jax.make_jaxpr(traced, axis_env=[("replica", 2)])(1.0)
     assert found == [3]
+
+
+def _called(x):
+    return io_callback(lambda one: one, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+
+def _printed(x):
+    jax.debug.print("{}", x)
+    return x + 1
+
+
+EFFECTS = {
+    "host call": _called,
+    "print in a loop": lambda x: jax.lax.fori_loop(0, 2, lambda _, y: _printed(y), x),
+    "collective": lambda x: jax.lax.psum(x, "replica"),
+    "index of a replica in a loop": lambda x: jax.lax.fori_loop(
+        0, 2, lambda _, y: y + jax.lax.axis_index("replica"), x
+    ),
+}
+
+
+@pytest.mark.parametrize("effect", EFFECTS.values(), ids=EFFECTS)
+def test_effects_happen_in_runs_and_not_while_tracing(effect, capfd) -> None:
+    """A host call's answer became a constant of the program, and a collective raised an error about its axis."""
+
+    def traced(x):
+        value = effect(jnp.float32(1.0))
+        with pytest.raises(NotConstant):
+            evaluate(value)
+        return x + value
+
+    jax.make_jaxpr(traced, axis_env=[("replica", 2)])(1.0)
+    jax.effects_barrier()
+    assert not capfd.readouterr().out
 
 
 def test_values_that_are_no_tracers_are_themselves() -> None:

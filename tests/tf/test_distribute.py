@@ -134,3 +134,70 @@ def test_the_older_name_of_the_multi_worker_strategy_takes_the_communication_fir
     assert strategy.run(lambda: tf.constant(2.0)) is not None
     strategy = experimental.MultiWorkerMirroredStrategy(communication=experimental.CommunicationImplementation.NCCL)
     assert strategy.cluster_resolver is not None
+
+
+def _context() -> Any:
+    return tf.distribute.get_replica_context()
+
+
+def _count(x: Any) -> Any:
+    return _context().all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(tf.ones_like(x)))
+
+
+def _gathered(x: Any) -> Any:
+    return tf.reduce_sum(_context().all_gather(tf.ones_like(x), axis=0))
+
+
+def _merged(x: Any) -> Any:
+    reduce = tf.distribute.ReduceOp.SUM
+    return _context().merge_call(
+        lambda s, one: s.reduce(reduce, one, axis=None), args=(tf.reduce_sum(tf.ones_like(x)),)
+    )
+
+
+def _ids_in_a_loop(_: Any) -> Any:
+    total = tf.constant(0)
+    for _ in tf.range(3):
+        total += _context().replica_id_in_sync_group
+    return total + 1
+
+
+def _ids_of_rows(_: Any) -> Any:
+    return tf.reduce_sum(tf.map_fn(lambda row: row + _context().replica_id_in_sync_group, tf.range(3)))
+
+
+def _recomputed(_: Any) -> Any:
+    return tf.recompute_grad(lambda one: one + _context().replica_id_in_sync_group)(tf.constant(1))
+
+
+# With the results of replicas 0 and 1: x is [1, 1, 1] on both.
+NUMBERS = {
+    "all_reduce": (_count, [6, 6]),
+    "all_gather": (_gathered, [6, 6]),
+    "merge_call": (_merged, [6, 6]),
+    "replica id in a loop": (_ids_in_a_loop, [1, 4]),
+    "replica id in map_fn": (_ids_of_rows, [3, 6]),
+    "replica id in recompute_grad": (_recomputed, [1, 2]),
+}
+
+
+@pytest.mark.parametrize("wrap", [tf.function, lambda f: f], ids=["function", "eager"])
+@pytest.mark.parametrize("devices", [2, 1])
+@pytest.mark.parametrize(("number", "expected"), NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.first(6)
+def test_what_only_replicas_know_decides_a_condition(number: Any, expected: Any, devices: int, wrap: Any) -> None:
+    """A compiled run evaluated the collective of a constant, or the index of the replica, and raised an error."""
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=2)
+
+    def step(x: Any) -> tuple[Any, Any]:
+        n = number(x)
+        counted = tf.while_loop(lambda i: i < tf.cast(n, tf.int32), lambda i: (i + 1,), [tf.constant(0)])[0]
+        return tf.cond(n > 3, lambda: n, lambda: -n), counted
+
+    def numbers(result: Any) -> list[int]:
+        local = [int(one) for one in strategy.experimental_local_results(result)]
+        return local * (2 // len(local))  # a merged result is one array for all replicas
+
+    chosen, counted = wrap(lambda: strategy.run(step, (tf.ones([3]),)))()
+    assert numbers(chosen) == [one if one > 3 else -one for one in expected]
+    assert numbers(counted) == expected

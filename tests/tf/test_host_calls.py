@@ -87,3 +87,79 @@ def test_integers_that_fit_become_unsigned():
     assert (np.asarray(one).tolist(), one.dtype) == (5, np.uint8)
     several = tf.numpy_function(lambda x: x.astype(np.int32) // 2, [image], tf.uint8)
     assert np.asarray(several).tolist() == [5, 100]
+
+
+def _if(n):
+    if n > 2:
+        return tf.constant(1)
+    return tf.constant(2)
+
+
+def _for(n):
+    total = tf.constant(0)
+    for _ in tf.range(n):
+        total += 1
+    return total
+
+
+def _while(n):
+    total = tf.constant(0)
+    while total < n:
+        total += 1
+    return total
+
+
+def _written(n):
+    rows = tf.TensorArray(tf.int32, size=6, element_shape=[])
+    for place in range(6):
+        rows = rows.write(place, place)
+    return rows.write(n, -1).stack()
+
+
+# What a function makes of a number that the host returns: its results for 1 and for 4.
+DECIDED = {
+    "if": (_if, 2, 1),
+    "cond": (lambda n: tf.cond(n > 2, lambda: tf.constant(1), lambda: tf.constant(2)), 2, 1),
+    "switch_case": (lambda n: tf.switch_case(n, [lambda i=i: tf.constant(i * i) for i in range(5)]), 1, 16),
+    "for": (_for, 1, 4),
+    "while": (_while, 1, 4),
+    "while_loop": (lambda n: tf.while_loop(lambda i: i < n, lambda i: (i + 1,), [tf.constant(0)])[0], 1, 4),
+    "TensorArray.write": (_written, [0, -1, 2, 3, 4, 5], [0, 1, 2, 3, -1, 5]),
+}
+
+
+@pytest.mark.parametrize("inputs", [[], [tf.constant(1)]], ids=["no input", "constant"])
+@pytest.mark.parametrize("call", [tf.numpy_function, tf.py_function])
+@pytest.mark.parametrize(("decided", "first", "second"), DECIDED.values(), ids=DECIDED)
+@pytest.mark.first(7)
+def test_control_flow_follows_what_the_host_returns(decided, first, second, call, inputs):
+    """The host function's answer while the program was traced became a constant of the program, silently."""
+    number = {"n": 0}
+    run = tf.function(lambda: decided(call(lambda *_: np.int32(number["n"]), inputs, tf.int32)))
+    for number["n"], expected in ((1, first), (4, second), (1, first)):
+        np.testing.assert_array_equal(run(), expected)
+
+
+def test_what_the_host_returns_is_no_shape():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tf.zeros: `shape` depends on a traced value"):
+        tf.function(lambda: tf.zeros([tf.numpy_function(lambda: np.int32(2), [], tf.int32)]))()
+
+
+def test_a_loop_before_a_condition_calls_the_host_once_per_iteration():
+    calls = []
+
+    def note(n):
+        calls.append(int(n))
+        return n
+
+    @tf.function
+    def run():
+        total = tf.constant(0)
+        for i in tf.range(3):
+            total += tf.numpy_function(note, [i + 1], tf.int32)
+        return total * 10 if total > 2 else total
+
+    assert int(run()) == 60
+    calls.clear()
+    assert int(run()) == 60
+    assert calls == [1, 2, 3]

@@ -19,7 +19,7 @@ from mirrored._jax.private import core as _core
 from mirrored._jax.private import debugging as _debugging
 from mirrored._jax.private import dtypes as _dtypes
 from mirrored._jax.private import state_types as _state_types
-from mirrored._jax.traces import evaluate
+from mirrored._jax.traces import NotConstant, evaluate
 from mirrored._typing import Operand
 
 # A primitive that asserts that a value is replicated: equal on every device of an axis, by construction.
@@ -361,7 +361,8 @@ def evaluate_outputs(closed: ClosedJaxpr, inputs: Mapping[int, Any], wanted: Seq
     """Evaluates only selected outputs of a closed jaxpr, given the inputs that these outputs depend on.
 
     Raises:
-        NotConstant: An output depends on a closed-over value that is unknown during tracing.
+        NotConstant: An output depends on a closed-over value that is unknown during tracing, or on an equation with an
+            effect, such as a host call.
     """
     jaxpr = closed.jaxpr
     needed = {jaxpr.outvars[i] for i in wanted if not isinstance(jaxpr.outvars[i], Literal)}
@@ -380,6 +381,8 @@ def evaluate_outputs(closed: ClosedJaxpr, inputs: Mapping[int, Any], wanted: Seq
 
 
 def _apply(equation: JaxprEqn, known: dict[Any, Any]) -> None:
+    if equation.effects:  # the effect belongs to every run, not to the trace
+        raise NotConstant
     params = equation.primitive.get_bind_params(equation.params)
     outputs = equation.primitive.bind(*(_value(one, known) for one in equation.invars), **params)
     outputs = outputs if equation.primitive.multiple_results else [outputs]

@@ -274,7 +274,7 @@ _core.pytype_aval_mappings[CaptureTracer] = operator.attrgetter("aval")
 
 
 class NotConstant(Exception):
-    """Error raised by `evaluate` when a value depends on an argument of the traced function."""
+    """Error raised by `evaluate` when a value depends on an argument of the traced function, or on an effect."""
 
 
 def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None) -> Any:
@@ -288,7 +288,8 @@ def evaluate(value: object, value_of_source: Callable[[Any], Any] | None = None)
             unknown.
 
     Raises:
-        NotConstant: It depends on a value that is unknown during tracing.
+        NotConstant: It depends on a value that is unknown during tracing, or, without `value_of_source`, on an equation
+            with an effect: a host call, whose answer is known at run time, a print, or an operation on the mesh axis.
     """
     if not isinstance(value, _core.Tracer):
         return value
@@ -337,10 +338,10 @@ class _Evaluation:
         return tracer, None
 
     def _apply(self, equation: _partial_eval.TracingEqn) -> None:
+        if equation.effects and self._value_of_source is None:  # the effect belongs to every run, not to the trace
+            raise NotConstant
         inputs = [self._look_up(tracer)[0] for tracer in equation.in_tracers]
         if equation.primitive.name == "axis_index":
-            if self._value_of_source is None:
-                raise NotConstant
             outputs: Any = np.int32(0)
         else:
             outputs = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(equation.params))
