@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -384,3 +385,80 @@ def test_a_run_in_a_recomputed_function_has_the_gradients_of_a_run_outside(devic
         y = step(x)
     # The assignment has no derivative: the gradient of the value that is read after it flows to the variable.
     assert list(map(float, tape.gradient(y, [v, x]))) == [6.0, 4.0]
+
+
+def _printing(i: Any) -> Any:
+    tf.print("at", i)
+    return i < 2
+
+
+def _known(x: Any, limit: int | None) -> Any:
+    return tf.while_loop(
+        lambda i, _: _printing(i), lambda i, y: (i + 1, y * x), [tf.constant(0), x], maximum_iterations=limit
+    )[1]
+
+
+def _decided_at_run_time(x: Any, limit: int | None) -> Any:
+    start = tf.cast(x * 0.0, tf.int32)
+    return tf.while_loop(lambda i, _: _printing(i), lambda i, y: (i + 1, y * x), [start, x], maximum_iterations=limit)[
+        1
+    ]
+
+
+def _converted(x: Any, limit: int | None) -> Any:
+    del limit
+    i = tf.constant(0)
+    y = x
+    while _printing(i):
+        i += 1
+        y *= x
+    return y
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize("loop", [_known, _decided_at_run_time, _converted])
+@WRAPS
+def test_the_effects_of_a_condition_happen_once_per_evaluation(
+    wrap: Wrap, loop: Any, limit: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`tf.function` left out a condition if it knew the number of iterations, and else repeated it up to the limit."""
+    assert wrap(lambda x: loop(x, limit))(tf.constant(2.0)) == 8
+    jax.effects_barrier()
+    assert capsys.readouterr().err == "at 0\nat 1\nat 2\n"
+
+
+@WRAPS
+def test_a_loop_counted_by_constants_has_gradients_if_its_condition_prints(
+    wrap: Wrap, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert wrap(lambda x: gradient_of(lambda one: _known(one, None), x))(tf.constant(2.0)) == 12
+    jax.effects_barrier()
+    assert capsys.readouterr().err == "at 0\nat 1\nat 2\n"
+
+
+@WRAPS
+def test_a_condition_asks_the_host_until_it_is_false(wrap: Wrap) -> None:
+    answers: list[bool] = []
+
+    def ask(i: Any) -> Any:
+        answers.append(len(answers) != 2)
+        return np.bool_(answers[-1])
+
+    def test(i: Any) -> Any:
+        return tf.numpy_function(ask, [i], tf.bool)
+
+    run = wrap(lambda x: tf.while_loop(test, lambda i: (i + 1,), [x], maximum_iterations=6)[0])
+    run(tf.constant(0))
+    answers.clear()
+    assert run(tf.constant(0)) == 2
+    assert answers == [True, True, False]
+
+
+def test_the_assertions_of_a_compiled_condition_are_checked(caplog: pytest.LogCaptureFixture) -> None:
+    def test(i: Any) -> Any:
+        tf.debugging.assert_less(i, 2, message="too far")
+        return i < 2
+
+    assert tf.function(lambda: tf.while_loop(test, lambda i: (i + 1,), [tf.constant(0)])[0])() == 2
+    jax.effects_barrier()
+    assert caplog.text.count("too far") == 1

@@ -286,6 +286,11 @@ def _host(eqn: JaxprEqn) -> ValueSource | None:
     return None
 
 
+def calls_host(closed: ClosedJaxpr) -> bool:
+    """Returns whether a program prints, checks values, calls the host or has another effect besides collectives."""
+    return any(not isinstance(effect, _core.NamedAxisEffect) for effect in closed.effects)
+
+
 _PASSING_FIRST_OPERANDS: Final = frozenset({"composite", "custom_vmap_call", "linear_call"})
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mirrored._jax.jaxprs import dependencies, evaluate_outputs
+from mirrored._jax.jaxprs import calls_host, dependencies, evaluate_outputs
 from mirrored._jax.traces import NotConstant, evaluate
 from mirrored._typing import Operand
 from mirrored.tf._ops.blocks import Block, assigned_by, carried_over, commit, outer_values, trace_block
@@ -97,7 +97,7 @@ class Loop:
         Also assigns the `tf.Variable` objects that the body and the condition assign.
 
         Args:
-            count: The number of iterations, if it is known and the test can be skipped.
+            count: The number of iterations, if it is known; only the effects of the test then matter.
             limit: Maximum number of iterations; None for no limit. A scan, unless it is higher than `MOST_SCANNED`.
             rows: The inputs of the iterations, along axis 0.
             first: The condition of the first iteration, if the program has evaluated it already.
@@ -174,8 +174,9 @@ def _run_limited(carry: _Carry, limit: int) -> Sequence[Any]:
 class _Carry:
     """The loop carry: the loop variables, and the values of `Variable` objects that the loop assigns.
 
-    A condition that assigns variables, such as one that draws a random number, is evaluated once before each iteration,
-    like a part of the body. The carry then begins with its result.
+    A condition that assigns variables, such as one that draws a random number, or that prints, checks or calls the
+    host, is evaluated once before each iteration and after the last, like a part of the body. The carry then begins
+    with its result.
 
     Args:
         loop: The loop.
@@ -185,7 +186,8 @@ class _Carry:
     def __init__(self, loop: Loop, first: Operand | None) -> None:
         self._loop = loop
         self._blocks = [loop.body] if loop.test is None else [loop.body, loop.test]
-        self._test = loop.test if loop.test is not None and loop.test.assigned else None
+        acts = loop.test is not None and (loop.test.assigned or calls_host(loop.test.staged.closed))
+        self._test = loop.test if acts else None
         self._entries = outer_values(self._blocks)
         self._keys = assigned_by([loop.body] if self._test is None else self._blocks)
         self._count = len(loop.start)
@@ -198,7 +200,7 @@ class _Carry:
         return list(values[: self._count]), carried_over(blocks, self._keys, values[self._count :], self._entries)
 
     def _tested(self, values: list[Any], known: Operand | None = None) -> list[Any]:
-        """Evaluates a loop condition that assigns variables; returns the carry with its result in front."""
+        """Evaluates a loop condition that is a part of the body; returns the carry with its result in front."""
         if self._test is None:
             return values
         if known is not None:
