@@ -195,3 +195,14 @@ def test_relu6_keeps_the_dtype(dtype: type[np.generic]) -> None:
     result = tf.nn.relu6(tf.constant(np.array([0, 3, 9], dtype)))
     assert result.dtype == dtype
     np.testing.assert_array_equal(result, [0, 3, 6])
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_the_derivative_of_spence(wrap: Any) -> None:
+    """JAX's is NaN between 1 and 2, and 0 at 1."""
+    x = tf.constant([0.5, 1.0, 1.5, 2.0, 3.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = wrap(tf.math.special.spence)(x)
+    expected = [2 * math.log(0.5), -1.0, -2 * math.log(1.5), -math.log(2.0), -math.log(3.0) / 2]
+    np.testing.assert_allclose(tape.gradient(y, x), expected, rtol=1e-5)

@@ -56,3 +56,12 @@ def test_batch_normalization_keeps_the_dtype(dtype: str) -> None:
     one = tf.ones(3)
     assert tf.nn.batch_normalization(tf.ones([2, 3], dtype), one, one, one, one, 1e-3).dtype == dtype
     assert tf.nn.batch_normalization(tf.ones([2, 3], dtype), one, one, None, None, 1e-3).dtype == dtype
+
+
+@DTYPES
+@pytest.mark.parametrize("function", [tf.math.special.expint, tf.math.special.spence], ids=["expint", "spence"])
+def test_special_functions_are_rounded_once(dtype: str, function: Any) -> None:
+    """In float16 the coefficients of `expint` overflow: it was NaN for 0.25."""
+    x = tf.constant([0.25, 0.5, 1.5, 3.0, 8.0], dtype)
+    for found, exact in zip(gradient(function, x), gradient(function, tf.cast(x, tf.float32)), strict=True):
+        np.testing.assert_array_equal(found, tf.cast(exact, dtype))

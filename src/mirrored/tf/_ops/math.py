@@ -49,6 +49,30 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
     return kinks.power(x, y)
 
 
+def _in_float32(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """Returns a function that computes tensors of 16 bits in float32, as its coefficients overflow in float16."""
+
+    @functools.wraps(function)
+    def run(x: jax.Array) -> jax.Array:
+        return function(x.astype(jnp.float32)).astype(x.dtype) if x.dtype.itemsize == 2 else function(x)
+
+    return run
+
+
+@jax.custom_jvp
+def _spence(x: jax.Array) -> jax.Array:
+    """Computes Spence's function elementwise: the integral of ``log(t) / (1 - t)`` from 1 to x."""
+    return special.spence(x)  # type: ignore[no-any-return]
+
+
+@_spence.defjvp
+def _spence_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    # The derivative of JAX's approximation is NaN between 1 and 2, and 0 at 1.
+    (x,), (tangent,) = primals, tangents
+    is_one = x == 1
+    return _spence(x), tangent * jnp.where(is_one, -1, jnp.log(x) / jnp.where(is_one, 1, 1 - x))
+
+
 def _floordiv(x: jax.Array, y: jax.Array) -> jax.Array:
     """Divides elementwise, and rounds down; for floats, rounds the quotient ``x / y``, so that 1.0 // 0.1 is 10."""
     if jnp.issubdtype(jnp.result_type(x, y), jnp.floating):
@@ -120,8 +144,8 @@ rows(
         "math.sign sign": ("x", kinks.sign),
         "math.sin sin": ("x", jnp.sin),
         "math.sinh sinh": ("x", jnp.sinh),
-        "math.special.expint": ("x", special.expi),
-        "math.special.spence": ("x", special.spence),
+        "math.special.expint": ("x", _in_float32(special.expi)),
+        "math.special.spence": ("x", _in_float32(_spence)),
         "math.sqrt sqrt": ("x", jnp.sqrt),
         "math.square square": ("x", jnp.square),
         "math.subtract subtract": ("x y", jnp.subtract),
