@@ -63,6 +63,7 @@ CASES = [
     case("one_hot", [[5, 0], [0, 5]], i(0, 1), 2, on_value=5, off_value=0, axis=0),
     case("sequence_mask", [[True, False, False], [True, True, False]], i(1, 2), 3),
     case("sequence_mask", [[1.0, 0.0], [1.0, 1.0]], i(1, 2), dtype="float32", traced=False),
+    case("sequence_mask", np.zeros((0, 0), bool), np.zeros(0, np.int32), traced=False),
     case("reverse_sequence", [[2, 1, 3], [6, 5, 4]], M, i(2, 3), seq_axis=1, batch_axis=0),
     case("no_op", lambda found: found is None, traced=False),
     case("group", lambda found: found is None, 1.0, traced=False),

@@ -60,7 +60,7 @@ def sequence_mask(lengths: jax.Array, maxlen: SupportsIndex | None = None, dtype
 
     The result is [..., maxlen]; in eager code, `maxlen` is optional.
     """
-    limit = jnp.max(lengths) if maxlen is None else maxlen
+    limit = jnp.max(lengths, initial=0) if maxlen is None else maxlen
     positions = jnp.arange(static_int(limit, called="tf.sequence_mask", argument="maxlen"))
     return (positions < lengths[..., None]).astype(array_dtype(dtype))
 
