@@ -163,3 +163,18 @@ def test_a_loop_before_a_condition_calls_the_host_once_per_iteration():
     calls.clear()
     assert int(run()) == 60
     assert calls == [1, 2, 3]
+
+
+@WRAPS
+@pytest.mark.parametrize("call", [tf.numpy_function, tf.py_function])
+@pytest.mark.parametrize(
+    ("result", "kind", "found"),
+    [
+        ((1, 2), [tf.int32], "returned a tuple of 2; Tout has 1"),
+        ([1, 2], tf.int32, "returned a list of 2; Tout has 1"),
+        (1, [tf.int32, tf.int32], "returned one value; Tout has 2"),
+    ],
+)
+def test_a_function_returns_as_many_values_as_declared(wrap, call, result, kind, found):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=found):
+        wrap(lambda x: call(lambda _: result, [x], kind))(tf.constant(1.0))

@@ -68,6 +68,15 @@ def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any) -> An
     def run(*arrays: Array | HostArray) -> list[Any]:
         result = func(*(jnp.asarray(one) for one in arrays))
         results = [] if not dtypes else list(result) if isinstance(result, (list, tuple)) else [result]
+        if len(results) != len(dtypes):
+            raise InvalidArgumentError.of(
+                "tf.py_function, tf.numpy_function",
+                found=f"the function returned a {type(result).__name__} of {len(results)}; Tout has {len(dtypes)}"
+                if isinstance(result, (list, tuple))
+                else f"the function returned one value; Tout has {len(dtypes)}",
+                rule="the function must return one value for each dtype in Tout; a list or tuple is several values",
+                remedy="return as many values, or change Tout; for one tensor return an array, as in np.array(rows)",
+            )
         return [_of_dtype(one, np.dtype(dtype)) for one, dtype in zip(results, dtypes, strict=True)]
 
     # In a program, a call of constants may still return another value each time, or have a side effect.
