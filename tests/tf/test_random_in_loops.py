@@ -68,3 +68,54 @@ def test_replicas_that_draw_different_numbers_of_times_are_refused() -> None:
 
     with pytest.raises(ReplicaDivergenceError):
         run(2, drawing)
+
+
+def by_if(x: Any) -> Any:
+    if tf.random.uniform([]) < 0.5:
+        x += tf.random.normal(x.shape)
+    return tf.reduce_sum(x)
+
+
+def by_cond(x: Any) -> Any:
+    return tf.cond(tf.reduce_sum(x) > 1.0, lambda: tf.random.normal([]), lambda: tf.constant(0.0))
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["function", "eager"])
+@pytest.mark.parametrize("drawing", [by_if, by_cond])
+def test_a_draw_in_a_branch_that_a_replica_decides_names_its_remedy(drawing: Any, compiled: bool) -> None:
+    """The remedy was that of any mirrored variable: to reduce its value."""
+    tf.random.set_seed(1)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    x = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant([2.0 * context.replica_id_in_sync_group])
+    )
+
+    def step() -> Any:
+        return strategy.run(drawing, (x,))
+
+    called = tf.function(step) if compiled else step
+
+    def steps() -> None:
+        for _ in range(1 if compiled else 20):  # an eager run is refused once the coins of the replicas differ
+            called()
+
+    with pytest.raises(ReplicaDivergenceError, match="all replicas must draw equally often") as raised:
+        steps()
+    assert "draw before the branch" in str(raised.value)
+    assert "aggregation" not in str(raised.value)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["function", "eager"])
+def test_a_draw_before_the_branch_is_selected(compiled: bool) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def drawing(x: Any) -> Any:
+        coin, noise = tf.random.uniform([]) < 0.5, tf.random.normal(x.shape)
+        return tf.where(coin, x + noise, x)
+
+    def step() -> Any:
+        return strategy.run(drawing, (tf.zeros([2]),))
+
+    called = tf.function(step) if compiled else step
+    found = np.stack([np.stack(called().values) for _ in range(8)])
+    assert 0 < np.count_nonzero(found) < found.size

@@ -112,6 +112,8 @@ def would_differ_error(variable: VariableLike, where: Iterable[str], how: str) -
     """
     lines = ", ".join(sorted({line for line in where if line})) or "one replica only"
     kind, rule, remedy = _MIRRORED if variable.device_assignment is not None else _PLAIN
+    if getattr(variable, "words_of_step", None) is not None:  # the state of a random generator
+        kind, rule, remedy = "random state", _RULE_OF_DRAWS, _REMEDY_OF_DRAWS
     return ReplicaDivergenceError(
         f"{variable.name}.assign",
         found=f"{kind} {variable.name!r}, assigned at {lines}, would differ between replicas{how}",
@@ -146,6 +148,8 @@ _REDUCE = (
     "reduce it first (get_replica_context().all_reduce(op, value); op is ReduceOp.SUM for gradients of an "
     "average_loss, ReduceOp.MEAN for a mean over the per-replica batch or its gradients)"
 )
+_RULE_OF_DRAWS = "each draw advances the state, so all replicas must draw equally often, in branches and loops, too"
+_REMEDY_OF_DRAWS = "draw before the branch: noise = tf.random.normal(x.shape); x = tf.where(coin, x + noise, x)"
 _MIRRORED = (
     "mirrored variable",
     "a mirrored variable must be equal on all replicas at all times; a value that depends on the per-replica batch, "
