@@ -168,6 +168,31 @@ def test_vectorized_map_does_not_assign_while_tracing() -> None:
     assert float(v) == 10.0
 
 
+def test_vectorized_map_draws_for_each_row() -> None:
+    """Under a tape and in `tf.function`, a draw was refused as an assignment under a JAX transform."""
+
+    def drawn(x: Any) -> Any:
+        return tf.vectorized_map(lambda row: row * tf.random.uniform([], 1.0, 2.0), x)
+
+    def sloped(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = drawn(x)
+        return tape.gradient(y, x)
+
+    compiled = tf.function(drawn)
+    for found in (drawn(X) / X, sloped(X), compiled(X) / X, compiled(X) / X, tf.function(sloped)(X)):
+        assert len(set(found.tolist())) == 3
+        assert ((found >= 1) & (found < 2)).all()
+
+
+def test_vectorized_map_that_draws_does_not_assign_while_tracing() -> None:
+    v = tf.Variable(10.0)
+    with pytest.raises(TransformError, match="assigned under a JAX transform"):
+        tf.function(lambda: tf.vectorized_map(lambda e: add(v, e + tf.random.uniform([])), X))()
+    assert float(v) == 10.0
+
+
 # Gradients: the sum over the reads, as if each were of another variable. An assigned value has no derivative.
 # The result, the gradient, and the value of the variable afterwards.
 GRADIENTS: dict[str, tuple[Body, float, float, float]] = {

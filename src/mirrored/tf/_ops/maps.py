@@ -17,11 +17,14 @@ from mirrored._jax.traces import is_eager
 from mirrored._jax.trees import transformed
 from mirrored._typing import PyTree
 from mirrored.errors import TransformError
+from mirrored.runtime.ambient import ambient
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
+from mirrored.tf._ops.blocks import BlockStore
 from mirrored.tf._ops.loops import scan_rows
+from mirrored.tf._ops.random_streams import DrewUnderTransform
 from mirrored.tf._table import op
 from mirrored.tf._tensors import as_tensor, convert_to_tensor
 
@@ -165,7 +168,8 @@ def vectorized_map(
 ) -> Any:
     """Applies `fn` to all slices of tensors along the first axis in parallel (`jax.vmap`).
 
-    If `fn` reads or assigns a variable outside `tf.function` and tapes, it runs row by row instead, as `map_fn` does.
+    If `fn` draws random numbers, or reads or assigns a variable outside `tf.function` and tapes, it runs row by row
+    instead, as `map_fn` does.
 
     Raises:
         TransformError: `fn` assigns a variable while `tf.function` traces. TensorFlow runs such an assignment once.
@@ -175,10 +179,25 @@ def vectorized_map(
     length = _length("tf.vectorized_map", elems)
     try:
         return transformed(jax.vmap, lambda row: _all_tensors(fn(row)))(_all_tensors(elems))
-    except TransformError:
-        if not fallback_to_while_loop or not is_eager():
+    except TransformError as error:
+        if not fallback_to_while_loop or not (is_eager() or isinstance(error, DrewUnderTransform)):
             raise
-        return _mapped(fn, elems, length)
+        return _mapped(fn if executing_eagerly() else _only_drawing(fn, error), elems, length)
+
+
+def _only_drawing(fn: Callable[[Any], Any], error: TransformError) -> Callable[[Any], Any]:
+    """Returns a function for a scan that raises `error` if `fn` assigns variables besides states of generators."""
+
+    def run(row: PyTree) -> Any:
+        result = fn(row)
+        store = ambient().store
+        if isinstance(store, BlockStore) and any(
+            getattr(held.variable, "words_of_step", None) is None for held in store.staged.values()
+        ):
+            raise error
+        return result
+
+    return run
 
 
 def _fold(called: str, fn: Callable[[Any, Any], Any], elems: PyTree, initializer: PyTree, order: Sequence[int]) -> Any:

@@ -11,10 +11,15 @@ import numpy as np
 
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Operand
+from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, entered
 from mirrored.runtime.element_draws import DrewWhileTracing, ElementDraws, element_draws
 from mirrored.variables.state_lock import turn
 from mirrored.variables.variable import Variable
+
+
+class DrewUnderTransform(TransformError):
+    """Error raised by `advance` under a JAX transform such as `jax.vmap`, which cannot record the new state."""
 
 
 def initial_state(seed: int) -> np.ndarray[Any, Any]:
@@ -28,14 +33,21 @@ def key_of(words: jax.Array) -> jax.Array:
 
 
 def advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
-    """Advances a generator's state by `draws` draws, and returns the random key of the draw with index `own`."""
+    """Advances a generator's state by `draws` draws, and returns the random key of the draw with index `own`.
+
+    Raises:
+        DrewUnderTransform: The caller is under a JAX transform.
+    """
     here = ambient()
     if here.store is not None and here.store.captures and is_eval(current_trace()):
         with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
             return advance(state, draws, own)
     with turn():  # other threads must not draw the same number
         value = state.read_value()
-        state.assign(value + jnp.asarray([0, 0, draws], jnp.uint32), read_value=False)
+        try:
+            state.assign(value + jnp.asarray([0, 0, draws], jnp.uint32), read_value=False)
+        except TransformError as error:
+            raise DrewUnderTransform(error.called, found=error.found, rule=error.rule, remedy=error.remedy) from None
     return jax.random.fold_in(key_of(value[:2]), value[2] + jnp.asarray(own, jnp.uint32))
 
 
