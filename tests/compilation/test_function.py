@@ -203,6 +203,24 @@ def test_a_program_that_is_traced_under_a_tape_serves_later_calls():
     assert step.trace_count == 1
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+@pytest.mark.parametrize(
+    "use", [lambda v: v.assign_add(1), lambda v: v + 1, lambda v: v.assign(2)], ids=["assign_add", "read", "assign"]
+)
+def test_a_variable_of_64_bits_is_refused_outside_of_64_bit_mode(dtype, use):
+    with jax.enable_x64(True):
+        v = mr.Variable(dtype(1), name="v")
+        step = mr.function(lambda: use(v))
+        first = step()
+    value = v.numpy()
+    with pytest.raises(VariableError, match=rf"uses variable 'v' of dtype {v.dtype}[\s\S]*jax\.enable_x64\(True\)"):
+        step()
+    assert v.numpy() == value
+    with jax.enable_x64(True):
+        assert first.dtype == step().dtype == dtype
+
+
 def test_static_arguments_stay_python_objects():
     seen = []
 

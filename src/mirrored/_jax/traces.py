@@ -103,6 +103,15 @@ def canonical_dtype(dtype: DTypeLike) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)  # those of PRNG keys
 
 
+def computes_in(dtype: DTypeLike) -> bool:
+    """Returns whether JAX computes with arrays of `dtype` as they are, and not in 32 bits instead of 64.
+
+    Supports JAX 0.10 to 0.12: the mode ``allow`` of `jax_explicit_x64_dtypes` has 64 bits where they are requested.
+    """
+    is_allowed: bool = _config.explicit_x64_dtypes.value is _config.ExplicitX64Mode.ALLOW
+    return is_allowed or bool(canonical_dtype(dtype) == dtype)
+
+
 def swap_trace(trace: Trace | None) -> Any:
     """Makes `trace` the current JAX trace of this thread, and returns the previous one."""
     previous = _core.trace_ctx.trace

@@ -29,8 +29,9 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax import caches
-from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, trace_below_tapes
+from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, computes_in, current_trace, trace_below_tapes
 from mirrored._typing import Leaf
+from mirrored.errors import VariableError
 from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
 from mirrored.runtime.rollback import StagedRollback
 from mirrored.runtime.staged_values import Captured, Created, Held, StagedAssignment, VariableLike, of_variable
@@ -186,6 +187,7 @@ class FunctionStore(VariableStore):
 
     def _before(self, variable: VariableLike) -> Any:
         if id(variable) not in self.captured:
+            _refuse_64_bits(variable)
             has_components = variable.per_replica and not self._aggregates
             shape = variable.stored_shape() if has_components else variable.component_shape
             tracer = CaptureTracer(shape, variable.dtype, variable)
@@ -193,6 +195,7 @@ class FunctionStore(VariableStore):
         return self.captured[id(variable)][1]
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
+        _refuse_64_bits(variable)
         self.note(variable)
         self.staged[id(variable)] = Held(variable, value)
 
@@ -211,6 +214,23 @@ class FunctionStore(VariableStore):
 
     def created(self, variable: VariableLike) -> None:
         self.new.append(variable)
+
+
+def _refuse_64_bits(variable: VariableLike) -> None:
+    """Raises an error if a traced function uses a variable of 64 bits, but JAX computes in 32 bits.
+
+    XLA would refuse the program, or the variable would get a value of 32 bits.
+
+    Raises:
+        VariableError: JAX has no arrays of the variable's dtype here.
+    """
+    if not computes_in(variable.dtype):
+        raise VariableError(
+            "function",
+            found=f"it uses variable {variable.name!r} of dtype {variable.dtype}, which was created in 64-bit mode",
+            rule="outside of 64-bit mode JAX computes in 32 bits",
+            remedy="call the function in `with jax.enable_x64(True):`, or set jax_enable_x64 for the whole program",
+        )
 
 
 def created_in_function(store: VariableStore | None) -> Created:
