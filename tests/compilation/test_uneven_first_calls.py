@@ -13,7 +13,9 @@ import pytest
 
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint
+from mirrored.compilation.ragged import check_scale
 from mirrored.errors import LossScaleWarning
+from mirrored.runtime import ambient as contexts
 
 STRATEGY = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
 LAYOUTS = pytest.mark.parametrize("devices", [1, 2], ids=["2x1", "1x2"])
@@ -278,3 +280,14 @@ def test_elements_that_another_thread_puts_during_the_check_stay():
     trainer = Trainer()
     trainer.step(next(iter(batches(3))))
     assert trainer.rows.qsize() == 1
+
+
+def test_an_exception_in_the_check_leaves_the_context_as_it_was():
+    before = contexts.ambient()
+
+    def trace():  # what a signal handler raises where a `with` block ends may skip the rest of its exit
+        contexts.replace_current(before.fork(creators=(print,)))
+        raise RuntimeError("too slow")
+
+    check_scale(lambda: None, "step", [], trace)
+    assert contexts.ambient() is before

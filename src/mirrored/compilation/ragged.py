@@ -18,6 +18,7 @@ from mirrored.compilation.static_keys import static_key
 from mirrored.errors import LossScaleWarning
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.closure_key import code_of
+from mirrored.runtime.entry_point import restoring
 from mirrored.runtime.hooks import Driver
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
@@ -201,7 +202,7 @@ def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], 
         return
     names = Names(function, leaves)
     try:
-        trace()
+        restoring(trace)()  # what a signal handler raises in here may be ignored below
     except LossScaleWarning:
         raise  # warnings are errors
     except (Exception, _CreatedWhileChecking):  # the eager step has worked
