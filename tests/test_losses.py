@@ -149,6 +149,20 @@ def test_bfloat16_losses_are_counted_exactly():
     assert float(average_loss(losses, jnp.ones(1001, jnp.bfloat16))) == 1.0
 
 
+def test_more_elements_than_fit_into_an_int32():
+    tokens, example = jax.ShapeDtypeStruct((2, 1 << 15, 1 << 16), jnp.bfloat16), jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert jax.eval_shape(average_loss, tokens).shape == ()
+    assert jax.eval_shape(average_loss, tokens, example).shape == ()
+    assert compute_average_loss(jnp.ones(4), global_batch_size=1 << 31) == 2.0**-29
+
+
+@pytest.mark.parametrize("count", [3, 49, (1 << 24) + 1, (1 << 31) - 65, (1 << 31) - 1])
+def test_the_divisor_is_rounded_as_an_integer(count):
+    totals = jnp.linspace(0.1, 7.3, 5)
+    for total in totals:
+        assert compute_average_loss(total[None], global_batch_size=count) == total / count
+
+
 def test_what_it_refuses():
     with pytest.raises(ArgumentError, match="per_example is a scalar"):
         average_loss(1.0)

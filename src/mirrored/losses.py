@@ -162,7 +162,7 @@ def _total_and_count(losses: jax.Array, sample_weight: Operand | None) -> tuple[
     repeats = math.prod(losses.shape[weights.ndim :])
     weights = weights.astype(wide)
     spread = weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
-    return jnp.sum(_weighted(losses.astype(wide), spread)), jax.lax.stop_gradient(jnp.sum(weights)) * repeats
+    return jnp.sum(_weighted(losses.astype(wide), spread)), jax.lax.stop_gradient(jnp.sum(weights)) * float(repeats)
 
 
 def _weighted(losses: jax.Array, weights: jax.Array) -> jax.Array:
@@ -180,7 +180,7 @@ def _quotient(total: jax.Array, count: int | jax.Array) -> jax.Array:
     """Returns `total / count`; 0, with a gradient of 0, if `count` is 0."""
     if isinstance(count, int):
         if count:
-            return total / count
+            return total / float(count)  # JAX takes no int of 2**31 or more
         # Traced division: a replica without examples then has gradients of 0 instead of no gradients.
         count = as_array(count)
     empty = count == 0
