@@ -110,6 +110,14 @@ def test_cross_replica_context_gives_the_mean(way):
         np.testing.assert_allclose(average_loss(jnp.asarray(LOSSES)), LOSSES.mean(), rtol=1e-6)
 
 
+def test_per_replica_losses_outside_of_every_scope():
+    losses = mr.PerReplica((jnp.ones(2), jnp.ones(1)))
+    with pytest.raises(ContextError, match=r"outside of every scope\n.*\n.*with strategy.scope\(\)"):
+        average_loss(losses)
+    with pytest.raises(ContextError, match="a per-replica value was passed"):
+        average_loss(jnp.ones(2), losses)
+
+
 def test_without_a_strategy():
     np.testing.assert_allclose(average_loss(LOSSES), LOSSES.mean(), rtol=1e-6)
     np.testing.assert_allclose(average_loss(LOSSES, WEIGHTS), np.average(LOSSES, weights=WEIGHTS), rtol=1e-6)

@@ -17,6 +17,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError, StructureError
+from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, get_strategy
 from mirrored.strategies.context import total_count
 from mirrored.values.distributed_values import PerReplica
@@ -46,6 +47,7 @@ def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | Per
 
     Raises:
         ArgumentError: `per_example` is a scalar.
+        ContextError: A per-replica value is passed outside of every scope.
         StructureError: The shape of `sample_weight` is not a prefix of the shape of `per_example`.
 
     Example:
@@ -59,7 +61,15 @@ def average_loss(per_example: Operand | PerReplica, sample_weight: Operand | Per
     which is wrong for uneven per-replica batches. It ignores weights in the divisor, and counts examples, not elements.
     """
     context = get_replica_context()
-    if context is None and (isinstance(per_example, PerReplica) or isinstance(sample_weight, PerReplica)):
+    is_per_replica = isinstance(per_example, PerReplica) or isinstance(sample_weight, PerReplica)
+    if is_per_replica and context is not None and ambient().replica is None:
+        raise ContextError(
+            "average_loss",
+            found="a per-replica value was passed outside of every scope",
+            rule="the strategy whose replicas have the components must be known",
+            remedy="call it in `with strategy.scope():`, or in the function passed to strategy.run",
+        )
+    if context is None and is_per_replica:
         strategy = get_strategy()
         parts = strategy.run(average_loss, args=(per_example, sample_weight))
         mean: jax.Array = strategy.reduce(ReduceOp.SUM, parts, axis=None)
