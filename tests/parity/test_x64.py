@@ -171,3 +171,9 @@ def test_second_order_and_jacobians_in_float64(compiled: bool) -> None:
     assert first.dtype == second.dtype == jnp.float64
     np.testing.assert_allclose(first, 3 * v.numpy() ** 2, rtol=1e-15)
     np.testing.assert_allclose(second, np.diag(6 * v.numpy()), rtol=1e-15)
+
+
+def test_a_mean_along_an_axis_counts_its_elements_exactly():
+    strategy = strategy_of(1, 2)
+    ones = strategy.run(lambda: jnp.ones((1 << 24) + 1))  # float32 has no such number
+    assert float(strategy.reduce("MEAN", ones, axis=0)) == 1.0

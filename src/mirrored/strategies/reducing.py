@@ -260,7 +260,7 @@ def _reduce_all(
         _warn_of_mean_of_means()
     if axes is None:
         return _reduce_components(strategy, op, values)
-    counts = [_map_components(value, lambda x: jnp.asarray(_count(called, x, axes), jnp.float32)) for value in values]
+    counts = [_map_components(value, lambda x: _count(called, x, axes)) for value in values]
     summed = [_map_components(value, lambda x: sum_along(_addends(x, op), axes)) for value in values]
     if op is not ReduceOp.MEAN:
         return _reduce_components(strategy, op, summed)
@@ -340,10 +340,13 @@ def _check_axes(called: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> N
         )
 
 
-def _count(called: str, component: jax.Array, axes: tuple[int, ...]) -> int:
+def _count(called: str, component: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Returns the number of a component's elements that are combined, in the precision of the mean."""
     shape = np.shape(component)
     _check_axes(called, shape, axes)
-    return int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+    count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+    wide = jnp.promote_types(as_array(component).dtype, jnp.float32)
+    return jnp.asarray(count, jnp.finfo(wide).dtype)  # type: ignore[no-untyped-call]  # real, also of complex numbers
 
 
 def _addends(component: jax.Array, op: ReduceOp) -> Any:
