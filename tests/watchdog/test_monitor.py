@@ -6,6 +6,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+
 from mirrored.watchdog import monitor
 from mirrored.watchdog.collective_log import CollectiveLog
 from mirrored.watchdog.monitor import Watchdog
@@ -55,6 +57,14 @@ def test_a_new_worker_while_the_silent_ones_are_looked_for() -> None:
                 watchdog._report_silence()
 
     watchdog._take(Board({0: WorkerProgress(beat=1), 1: WorkerProgress(beat=1)}))
+
+
+def test_a_token_of_prng_keys_is_not_asked() -> None:
+    """The thread of the watchdog ended with an AttributeError."""
+    log = CollectiveLog()
+    log.arrive("call step", "train.py:10")
+    log.depart(jax.random.key(0))
+    assert not log.progress(beat=0, has_ended=False, name="host").inside
 
 
 def test_a_token_that_is_donated_between_two_questions_is_not_being_computed() -> None:

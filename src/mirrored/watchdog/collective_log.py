@@ -157,7 +157,8 @@ class CollectiveLog:
         token = self._token
         try:
             return token is not None and not token.is_deleted() and not token.is_ready()
-        except RuntimeError:  # another thread has donated it after the first check, to a later step
+        # Another thread has donated it after the first check, to a later step; an array of PRNG keys cannot be asked.
+        except (RuntimeError, AttributeError):
             return False
 
 
