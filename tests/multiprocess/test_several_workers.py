@@ -238,6 +238,7 @@ def test_eager_replicas_of_several_workers_may_do_different_things(tmp_path):
     assert alone["gradients"] == [[1.0] * 3, [10.0] * 3, None]
     assert alone["updated"] == [0.5, -4.5, 1.0]
     assert alone["in another order"] == [-1.0, -19.0, -3.0]
+    assert [len(keys) for keys in alone["keys"]] == [2, 3, 2, 3]
     assert alone["given"] == [3, True, 0.5]
     assert alone["sums"] == [5.0, 0.75]
     assert run("unlike_replicas", [1, 1], tmp_path, seconds=100) == [alone, alone]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from mirrored._jax.arrays import is_key_dtype
 from mirrored._jax.bit_identical import jit
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.placement import unplaced
@@ -146,13 +147,19 @@ def reduce_stacked(
             jax.device_put(reduced, device_assignment.replicated)
             for reduced in algorithm.reduce_arrays(op, lists, one_device)
         ]
-    placed = [jax.device_put(array, device_assignment.sharded) for array in arrays]
+    placed = [_over_devices(array, device_assignment) for array in arrays]
     compile_ = _compiled_reduction.__wrapped__ if calls_user_code else _compiled_reduction
     compiled = compile_(algorithm, op, device_assignment, len(placed))
     label = f"reduce {log_label(op)}"
     if device_assignment.spans_processes:
         label = f"{label} of {', '.join(f'{array.dtype}{list(array.shape[1:])}' for array in placed)}"
     return list(_logged(label, device_assignment, lambda: compiled(*placed)))
+
+
+def _over_devices(stacked: jax.Array, device_assignment: DeviceAssignment) -> Any:
+    if device_assignment.spans_processes and is_key_dtype(stacked.dtype):
+        return stacked  # made over all devices; `jax.device_put` of PRNG keys takes only devices of this process
+    return jax.device_put(stacked, device_assignment.sharded)
 
 
 def _components(stacked: jax.Array, device_assignment: DeviceAssignment) -> list[Any]:
@@ -234,7 +241,7 @@ def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assi
     """
     compiled, placed = (
         _compiled_ragged_gather(axis, tuple(sizes), device_assignment),
-        jax.device_put(array, device_assignment.sharded),
+        _over_devices(array, device_assignment),
     )
     return _logged("gather", device_assignment, lambda: compiled(placed))
 
@@ -272,5 +279,5 @@ def gather_stacked(array: jax.Array, axis: int, device_assignment: DeviceAssignm
     """Concatenates the rows of a stacked array, one per replica, along `axis`, in replica order."""
     if isinstance(array, Tracer) or is_live_box(array):
         return on_all_devices(_concatenated(array, axis, device_assignment), device_assignment)
-    placed = jax.device_put(array, device_assignment.sharded)
+    placed = _over_devices(array, device_assignment)
     return _logged("gather", device_assignment, lambda: _compiled_gather(axis, device_assignment)(placed))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import as_array
+from mirrored._jax.arrays import as_array, is_key_dtype, key_data
 from mirrored._jax.boxes import is_live_box, payload_of
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Leaf
@@ -79,8 +79,12 @@ def _gather_with_sizes(
     axis %= arrays[0].ndim
     sizes = [shape[axis] for shape in shapes]
     most = max(sizes)
-    padded = [_padded(array, axis, most) for array in arrays]
-    return gather_padded(stack_components(padded, device_assignment), axis, sizes, device_assignment), sizes
+    # Of PRNG keys, which JAX neither pads nor moves to devices of other processes, the key data is gathered.
+    padded = [_padded(key_data(array), axis, most) for array in arrays]
+    gathered = gather_padded(stack_components(padded, device_assignment), axis, sizes, device_assignment)
+    if is_key_dtype(arrays[0].dtype):
+        gathered = jax.random.wrap_key_data(gathered, impl=jax.random.key_impl(arrays[0]))
+    return gathered, sizes
 
 
 def _padded(array: jax.Array, axis: int, size: int) -> Any:

@@ -101,6 +101,20 @@ def _under_a_tape(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     return {"taped": np.asarray(strategy.experimental_local_results(strategy.run(reduced))[0]).tolist()}
 
 
+def _gathered_keys(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    """Each replica has as many PRNG keys as the others, or more of them."""
+
+    def keys(most: int) -> Any:
+        return jax.random.split(jax.random.key(_replica()), most if _replica() else 1)
+
+    def all_gathered(most: int) -> Any:
+        return mr.get_replica_context().all_gather(keys(most), axis=0)
+
+    found = [strategy.gather(strategy.run(keys, args=(most,)), axis=0) for most in (1, 2)]
+    found += [strategy.experimental_local_results(strategy.run(all_gathered, args=(most,)))[0] for most in (1, 2)]
+    return {"keys": [np.asarray(jax.random.key_data(one)).tolist() for one in found]}
+
+
 def _equal_to_arguments(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     """Replica 1 makes numbers that are the same objects as arguments, the other one makes others."""
 
@@ -147,6 +161,7 @@ def outcome(strategy: mr.MirroredStrategy) -> dict[str, Any]:
         **_updates_of_one_name(strategy),
         **_updates_in_another_order(strategy),
         **_under_a_tape(strategy),
+        **_gathered_keys(strategy),
         **_equal_to_arguments(strategy),
         **_from_a_merge(strategy),
         **_from_a_merge_of_one_worker(strategy),
