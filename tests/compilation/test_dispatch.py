@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -89,3 +92,26 @@ def test_a_call_that_fails_before_the_dispatch_is_not_logged_as_running(
     with pytest.raises(LostStateError, match="reading factor"):
         called(jnp.ones(3))
     assert not collective_log.inside
+
+
+RESULTS: dict[str, Callable[[Any], Any]] = {
+    "with a small one": lambda x: {"large": jnp.ones((64, 64)) * x[0], "loss": x[0], "key": jax.random.key(0)},
+    "large ones only": lambda x: {"large": jnp.ones((512, 512)) * x[0]},
+}
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("results", RESULTS)
+def test_steps_in_flight_keep_no_large_result(results: str, steps: int | None) -> None:
+    v = mr.Variable(0.0)
+
+    def count_and_compute(x: jax.Array) -> Any:
+        v.assign_add(1.0)
+        return RESULTS[results](x)
+
+    step = mr.function(count_and_compute, steps_per_call=steps)
+    batch = jnp.ones(3)
+    kept = [weakref.ref(step(batch if steps is None else [batch] * steps)["large"]) for _ in range(12)]
+    gc.collect()
+    assert [one() for one in kept] == [None] * 12
+    assert float(v) == 12.0 * (steps or 1)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +59,10 @@ from mirrored.variables.state_lock import (
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
+
+
+_MOST_KEPT: Final = 2**20
+"""The size in bytes from which a program returns a token, so that steps in flight keep no result of this size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +204,15 @@ class Program:
         self._not_donated = [v for v in needed.values() if id(v) not in donated_ids]
         self._assigned = tuple(assigned)
         self._outer = [c for c in staged.constants if _is_outer(c)]
-        self._token = not any(result.is_array for result in self._results)
+        # A step in flight keeps the result that is watched, also after the user has dropped it: the smallest one.
+        # It is not an argument, which JAX returns as it is: that does not wait for the step.
+        given = {id(one) for one in (*staged.jaxpr.constvars, *staged.jaxpr.invars)}
+        sizes = [
+            _MOST_KEPT if id(made) in given else math.prod(one.shape) * one.dtype.itemsize
+            for made, one in zip(staged.jaxpr.outvars[len(assigned) :], self._arrays, strict=True)
+        ]
+        self._token = min(sizes, default=_MOST_KEPT) >= _MOST_KEPT
+        self._watched = len(assigned) + (len(sizes) if self._token else sizes.index(min(sizes)))
         places = {id(v): i for i, v in enumerate([*self._donated, *self._not_donated])}
         num_state, num_outer, token = len(places), len(self._outer), self._token
         sources = [places.get(id(c.source)) if isinstance(c, CaptureTracer) else None for c in staged.constants]
@@ -286,7 +299,7 @@ class Program:
                 for variable in self._assigned:
                     variable.release()
             results = outs[len(self._assigned) :]
-            dispatch.launched(results[-1])
+            dispatch.launched(outs[self._watched])
         except jax.errors.JaxRuntimeError as error:
             dispatch.forget()
             # It is the error of this step, or of an earlier one that has failed meanwhile. An interrupt needs no
@@ -324,7 +337,7 @@ class Program:
                     raise
                 raise explained_device_error(self._name, error) or error from None
             if self._several is not None:
-                self._met.record_dispatch(outs[-1])
+                self._met.record_dispatch(outs[self._watched])
         if interruption is not None:  # an interrupt during the step, kept until its results were stored
             raise interruption
         return outs
@@ -345,7 +358,7 @@ class Program:
     def _store_new(self, outs: Sequence[Any]) -> None:
         """Stores the new values of variables; if `_keeps_old`, saves the old values until the step has succeeded."""
         if self._keeps_old and not isinstance(outs[-1], Tracer):
-            note_step(self._assigned, outs, outs[-1], waits=self._several is None)
+            note_step(self._assigned, outs, outs[self._watched], waits=self._several is None)
         store_all(self._assigned, outs)
 
     def _call_recorded(self, arrays: Sequence[Any], arguments: Arguments) -> Any:
@@ -379,7 +392,7 @@ class Program:
                     raise
                 raise explained from error
             if together:
-                self._met.record_dispatch(payload_of(outs[-1]))
+                self._met.record_dispatch(payload_of(outs[self._watched]))
             self._store_new([*map(payload_of, outs)])
             for variable, value in zip(self._assigned, outs, strict=False):
                 variable.mark_shared()
