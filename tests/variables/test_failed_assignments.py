@@ -170,3 +170,8 @@ def test_a_deleted_array_is_stored_as_a_lost_value() -> None:
         v.numpy()
     v.assign(jnp.full(3, 4.0))
     assert v.numpy().tolist() == [4.0] * 3
+
+
+def test_prng_keys_are_asked_whether_they_are_computed() -> None:
+    """A step with ``donate=False`` that assigns only keys raised an AttributeError."""
+    assert not former.has_failed(jax.random.key(0).block_until_ready(), waits=False)

@@ -59,11 +59,11 @@ def test_a_new_worker_while_the_silent_ones_are_looked_for() -> None:
     watchdog._take(Board({0: WorkerProgress(beat=1), 1: WorkerProgress(beat=1)}))
 
 
-def test_a_token_of_prng_keys_is_not_asked() -> None:
+def test_a_token_can_be_an_array_of_prng_keys() -> None:
     """The thread of the watchdog ended with an AttributeError."""
     log = CollectiveLog()
     log.arrive("call step", "train.py:10")
-    log.depart(jax.random.key(0))
+    log.depart(jax.random.key(0).block_until_ready())
     assert not log.progress(beat=0, has_ended=False, name="host").inside
 
 

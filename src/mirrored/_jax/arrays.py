@@ -395,6 +395,11 @@ def implementation_of(dtype: Any) -> str:
     return str(dtype._impl.name)
 
 
+def is_ready(array: Any) -> bool:
+    """Returns whether the devices have computed an array. JAX's arrays of typed PRNG keys have no such method."""
+    return bool(getattr(array, "_base_array", array).is_ready())
+
+
 def key_data(value: Leaf) -> Any:
     """Returns the integers that represent typed PRNG keys (`jax.random.key_data`), and any other value unchanged."""
     return jax.random.key_data(value) if is_key(value) else value

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from mirrored._jax import distributed
+from mirrored._jax.arrays import is_ready
 from mirrored.watchdog.worker_progress import CallSite, CallSpan, WorkerProgress
 
 _STRETCHES: Final = 32
@@ -156,9 +157,8 @@ class CollectiveLog:
     def _is_computing(self) -> bool:
         token = self._token
         try:
-            return token is not None and not token.is_deleted() and not token.is_ready()
-        # Another thread has donated it after the first check, to a later step; an array of PRNG keys cannot be asked.
-        except (RuntimeError, AttributeError):
+            return token is not None and not token.is_deleted() and not is_ready(token)
+        except RuntimeError:  # another thread has donated it after the first check, to a later step
             return False
 
 
