@@ -24,6 +24,8 @@ class Holder:
 MADE = {
     "NumPy array": lambda: np.ones(2, np.float32),
     "NumPy scalar": lambda: np.float32(2.0),
+    "float64 scalar of NumPy": lambda: np.float64("2.0"),
+    "array of a Python number": lambda: jnp.asarray(len("ab" * 200)),
     "JAX array": lambda: jnp.ones(2),
     "converted array": lambda: jnp.asarray(TABLE),
     "copy of an outer array": lambda: TABLE * 1,
@@ -83,3 +85,31 @@ def test_arrays_that_replicas_make_are_merged_per_replica(way):
 
     result = way.compile(lambda: way.strategy.run(replica))()
     assert set(parts(way.strategy, result)) == {2.0 * way.num_replicas}
+
+
+@pytest.mark.ways(modes=("compiled",))
+@pytest.mark.parametrize(
+    "constant", [lambda: float("1.5"), lambda: float("nan"), lambda: "a" * 300, lambda: bytes(300)]
+)
+def test_equal_python_constants_of_a_compiled_run_are_one_value(way, constant):
+    result = way.compile(lambda: way.strategy.run(constant))()
+    assert (type(result), repr(result)) == (type(constant()), repr(constant()))
+
+
+@pytest.mark.parametrize("numbers", [(0.0, -0.0), (complex(1.0, 0.0), complex(1.0, -0.0)), (1.0, 1)])
+@pytest.mark.parametrize("compile", [lambda step: step, mr.function], ids=["eager", "compiled"])
+def test_numbers_that_only_compare_as_equal_are_per_replica(compile, numbers):
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+
+    def step():
+        calls = []
+
+        def replica():
+            calls.append(None)
+            return numbers[len(calls) - 1]
+
+        return strategy.run(replica)
+
+    result = compile(step)()
+    assert isinstance(result, mr.PerReplica)
+    np.testing.assert_array_equal(np.signbit(np.real(jnp.asarray(result.values))), np.signbit(np.real(numbers)))

@@ -247,7 +247,8 @@ def _reduce_plain(strategy: Strategy, called: str, op: ReduceOp, leaf: object, a
             f"on {strategy.num_replicas_in_sync} replicas",
             rule="only per-replica values can be summed over replicas",
             remedy="reduce what run returned; a value that is equal on all replicas is already reduced "
-            "(MEAN returns it unchanged; multiply by num_replicas_in_sync for a sum)",
+            "(MEAN returns it unchanged; multiply by num_replicas_in_sync for a sum). A replica function that returns "
+            "a Python number to sum should return jnp.asarray(number), which is always per replica",
         )
     if axes is None:
         return reduced_alone(op, array)

@@ -154,9 +154,12 @@ class Strategy(DistributesInput, OlderNames):
 
         Returns:
             The structure that `fn` returns, with per-replica leaves except where `out_specs` declares otherwise. An
-            object that is identical on all replicas (None, a variable) is returned as it is. With one replica: exactly
-            what `fn` returns. For type checkers it is therefore `Any`; they know the attributes of a result that is
-            annotated: ``loss: mirrored.PerReplica = strategy.run(...)``.
+            object that is identical on all replicas (None, a variable) is returned as it is. So are Python numbers and
+            strings: in compiled code if they are equal; in eager code, as in TensorFlow, only if they are one object,
+            as equal small integers are. Return ``jnp.asarray(number)``, which is always per replica, for a number that
+            is to be summed over replicas. With one replica: exactly what `fn` returns. For type checkers it is
+            therefore `Any`; they know the attributes of a result that is annotated:
+            ``loss: mirrored.PerReplica = strategy.run(...)``.
 
         Raises:
             ContextError: The call is inside a replica of another run, or in another strategy's scope; or `fn` calls a

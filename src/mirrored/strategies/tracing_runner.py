@@ -218,7 +218,7 @@ class TracingRunner(ReplicaRunner):
         components = [as_passed(component) for component in components]
         first = components[0]
         if not structures.identical(components):
-            return isinstance(first, (bool, int, float, complex, str)) and _all_equal(components)
+            return _are_equal_constants(components)
         # The local replicas stand for those of all devices. A value computed inside the run may vary between devices,
         # even if the local replicas return the same tracer; a value from outside is shared.
         if isinstance(first, Tracer):
@@ -285,8 +285,17 @@ def _is_inexact_tracer(value: object) -> bool:
     return isinstance(value, Tracer) and bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 
-def _all_equal(components: Sequence[Any]) -> bool:
-    return all(type(one) is type(components[0]) and one == components[0] for one in components)
+def _are_equal_constants(components: Sequence[Any]) -> bool:
+    """Returns whether the components are equal Python numbers, strings or bytes of one type; -0.0 is not 0.0.
+
+    `numpy.float64` derives from float, but is an array of its replica, as other NumPy scalars are.
+    """
+    first = components[0]
+    if any(type(one) is not type(first) for one in components):
+        return False
+    if isinstance(first, (float, complex)):
+        return not hasattr(first, "dtype") and all(repr(one) == repr(first) for one in components)
+    return isinstance(first, (bool, int, str, bytes)) and all(one == first for one in components)
 
 
 def origin_of(constant: object) -> Origin:
