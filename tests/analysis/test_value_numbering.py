@@ -83,7 +83,52 @@ def nested(inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return step
 
 
+def vmapped(factor: float) -> Callable[[Any], Any]:
+    """A function with a rule for `vmap`, as each replica creates its own."""
+    function = jax.custom_batching.custom_vmap(lambda x: x * factor)
+    function.def_vmap(lambda size, batched, x: (x * factor, batched[0]))
+    return function
+
+
+def of_sequential_vmap(factor: float) -> Callable[[Any], Any]:
+    return lambda x: jax.vmap(jax.custom_batching.sequential_vmap(lambda y: jnp.sin(y) * factor))(x + jnp.arange(3.0))
+
+
+def reduced(factor: float) -> Callable[[Any], Any]:
+    return lambda x: lax.reduce(x + jnp.arange(3.0), 0.0, lambda a, b: a + b * factor, (0,))
+
+
+def linear(factor: float) -> Callable[[Any], Any]:
+    return lambda x: jax.custom_derivatives.linear_call(lambda r, y: y * r * factor, lambda r, t: t, x * 2.0, x)
+
+
+def root_of(factor: float) -> Callable[[Any], Any]:
+    """A `custom_root` whose solver closes over an array and over a traced value."""
+
+    def of(x: Any) -> Any:
+        table = np.arange(3) * factor
+
+        def solve(f: Any, v: Any) -> Any:
+            return v - f(v) * x + jnp.asarray(table)[1]
+
+        return lax.custom_root(lambda v: v * v - x, x * 2.0, solve, lambda g, y: y / g(1.0))
+
+    return of
+
+
+OF_USER_FUNCTIONS = {
+    "custom_vmap": vmapped,
+    "sequential_vmap": of_sequential_vmap,
+    "reduce": reduced,
+    "linear_call": linear,
+    "custom_root": root_of,
+}
+
 EQUAL = {
+    **{
+        f"{name} of each replica's own functions": lambda x, make=make: (make(2.0)(x), make(2.0)(x))
+        for name, make in OF_USER_FUNCTIONS.items()
+    },
     "scan: nested loops and branches that differ in another carry": two_loops(
         nested(lambda a, b: (a * 2.0 + 1.0, b * 3.0)), nested(lambda a, b: (a * 2.0 + 1.0, b * 4.0)), "scan"
     ),
@@ -109,6 +154,11 @@ EQUAL = {
     "a checkpointed function": lambda x: jax.checkpoint(lambda x: (jnp.sin(x), jnp.sin(x)))(x),
 }
 UNEQUAL = {
+    **{
+        f"{name} of functions that differ": lambda x, make=make: (make(2.0)(x), make(3.0)(x))
+        for name, make in OF_USER_FUNCTIONS.items()
+    },
+    "custom_root from other guesses": lambda x: [root_of(2.0)(y) for y in (x, x + 1.0)],
     "scan: nested loops that differ in this carry": two_loops(
         nested(lambda a, b: (a * 2.0 + 1.0, b)), nested(lambda a, b: (a * 2.0 + 2.0, b)), "scan"
     ),

@@ -137,10 +137,12 @@ _CALLS: Final = {
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "eval_jaxpr": "call_jaxpr",
     "jit": "jaxpr",
+    "linear_call": "callee",
     "pjit": "jaxpr",
     "remat": "jaxpr",
     "remat2": "jaxpr",
@@ -162,6 +164,8 @@ def kind_of(eqn: JaxprEqn, axis: str | None) -> Kind:
         return _PLAIN if inner is None else Call(inner)
     if name == "custom_linear_solve":
         return _solve(eqn)
+    if name == "call_hi_primitive" and (root := _root(eqn)) is not None:
+        return root
     if name == "scan":
         return _scan(eqn.params)
     if name == "while":
@@ -215,7 +219,17 @@ def jaxprs_in(value: object) -> Iterator[Any]:
 
 def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
     """Returns the values of a jaxpr's constants; an empty tuple for an open jaxpr of JAX 0.10."""
-    return tuple(getattr(jaxpr, "consts", ()))
+    return tuple(getattr(jaxpr, "consts", None) or ())
+
+
+def parameters_of(eqn: JaxprEqn) -> dict[str, Any]:
+    """Returns the parameters of an equation that determine its results.
+
+    `lax.reduce` has a function of the user twice: as a jaxpr, which is compiled, and as the Python function itself.
+    """
+    if eqn.primitive.name == "reduce":
+        return {name: value for name, value in eqn.params.items() if name != "computation"}
+    return eqn.params
 
 
 def _solve(eqn: JaxprEqn) -> Call:
@@ -231,8 +245,31 @@ def _solve(eqn: JaxprEqn) -> Call:
     others: list[Any] = [Var(atom.aval) for atom in eqn.invars]
     own = opened.invars[: counts.solve], opened.invars[counts.solve :]
     inputs = [*others[:first], *own[0], *others[first + counts.solve : last], *own[1]]
-    debug_info = opened.debug_info.with_unknown_names()
-    return Call(ClosedJaxpr(opened.replace(invars=inputs, debug_info=debug_info), list(constants_of(solver))))
+    return Call(_with_inputs(solver, inputs))
+
+
+def _root(eqn: JaxprEqn) -> Call | None:
+    """Converts a `lax.custom_root` equation of JAX 0.12 to a `Call` of the solver's jaxpr; None for other primitives.
+
+    Its operands are the solver's constants and the first guess, then the constants of the other two functions, which
+    become inputs that nothing uses.
+    """
+    primitive = eqn.params["_prim"]
+    if type(primitive).__name__ != "CustomRoot":
+        return None
+    solver = primitive.solve_jaxpr
+    opened = getattr(solver, "jaxpr", solver)
+    if len(opened.constvars) != len(constants_of(solver)):
+        return None  # their values are not known
+    others: list[Any] = [Var(atom.aval) for atom in eqn.invars[len(opened.invars) :]]
+    return Call(_with_inputs(solver, [*opened.invars, *others]))
+
+
+def _with_inputs(closed: Any, inputs: Sequence[Any]) -> Any:
+    """Returns a jaxpr with other input variables."""
+    opened = getattr(closed, "jaxpr", closed)
+    changed = opened.replace(invars=list(inputs), debug_info=opened.debug_info.with_unknown_names())
+    return ClosedJaxpr(changed, list(constants_of(closed)))
 
 
 def _scan(params: dict[str, Any]) -> Scan:
@@ -291,16 +328,13 @@ def calls_host(closed: ClosedJaxpr) -> bool:
     return any(not isinstance(effect, _core.NamedAxisEffect) for effect in closed.effects)
 
 
-_PASSING_FIRST_OPERANDS: Final = frozenset({"composite", "custom_vmap_call", "linear_call"})
-
-
 def passes_first_operands(eqn: JaxprEqn) -> bool:
-    """Returns whether a non-call equation, such as `linear_call`, passes its first operands in order to an inner jaxpr.
+    """Returns whether a non-call equation, such as `composite`, passes its first operands in order to an inner jaxpr.
 
     Those of `lax.custom_root` (a primitive of its own from JAX 0.12) are the solver's constants and the first guess.
     """
     is_root = type(eqn.params.get("_prim")).__name__ == "CustomRoot"
-    return is_root or eqn.primitive.name in _PASSING_FIRST_OPERANDS
+    return is_root or eqn.primitive.name == "composite"
 
 
 def _plain(eqn: JaxprEqn) -> Plain:

@@ -34,6 +34,7 @@ from mirrored._jax.jaxprs import (
     Var,
     While,
     constants_of,
+    parameters_of,
 )
 from mirrored._jax.local_collectives import SAME
 from mirrored._jax.traces import Tracer
@@ -83,7 +84,7 @@ class ValueNumbering:
         if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
             # The other parameters (names, derivative rules, layouts) do not change the result.
             return self._intern(("call", eqn.primitive.name, self.structure(kind.jaxpr)))
-        params = tuple((name, self._key(value)) for name, value in eqn.params.items())
+        params = tuple((name, self._key(value)) for name, value in parameters_of(eqn).items())
         return self._intern((eqn.primitive.name, params))
 
     def structure(self, jaxpr: Jaxpr | ClosedJaxpr) -> int:
