@@ -467,6 +467,51 @@ def test_nested_iterators_that_stay_are_not_refused(name: str) -> None:
     assert float(step()) == 1
 
 
+class WithConfig:
+    """Has a generator, and a configuration with an attribute of the same name."""
+
+    def __init__(self) -> None:
+        self.data = (1.0 for _ in itertools.count())
+        next(self.data)  # it stops at the same instruction, with the same values, after each element
+        self.config = types.SimpleNamespace(data=2.0)
+        self.same = self
+        self.flag = True
+
+    @property
+    def own(self) -> WithConfig:
+        return self
+
+    def directly(self) -> Any:
+        return next(self.data) if self.config.data else None
+
+    def by_an_attribute(self) -> Any:
+        return next(self.same.data)
+
+    def by_a_property(self) -> Any:
+        return next(self.own.data)
+
+    def by_another_name(self) -> Any:
+        other = self
+        return next(other.data)
+
+    def by_a_choice(self) -> Any:
+        return next((self if self.flag else self.config).data)
+
+
+def test_an_iterator_whose_name_is_read_of_another_object_only_is_not_refused() -> None:
+    model = WithConfig()
+    assert float(mr.function(lambda x: x * model.config.data)(np.float32(3))) == 6
+
+
+@pytest.mark.parametrize(
+    "use", [WithConfig.directly, WithConfig.by_an_attribute, WithConfig.by_a_property, WithConfig.by_another_name,
+            WithConfig.by_a_choice]
+)  # fmt: skip
+def test_an_iterator_in_an_attribute_that_the_code_may_read_is_refused(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(ArgumentError, match="self.data, a Python iterator"):
+        mr.function(types.MethodType(use, WithConfig()))()
+
+
 def test_an_iterator_in_a_module_of_a_library_is_refused() -> None:
     module = Module()
     with pytest.raises(ArgumentError, match="a Python iterator"):

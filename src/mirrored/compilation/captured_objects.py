@@ -242,6 +242,36 @@ def names_in(code: types.CodeType) -> tuple[set[str], set[str]]:
     return names, attributes
 
 
+def reads_in(code: types.CodeType) -> set[tuple[str | None, str]]:
+    """Returns the names of the attributes that a code object and its nested functions read.
+
+    Each comes with the attribute from whose value the code reads it directly, as `data` from `config` in
+    ``self.config.data``, else with None.
+    """
+    reads: set[tuple[str | None, str]] = set()
+    before: str | None = None
+    for instruction in dis.get_instructions(code):
+        is_read = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        if is_read:
+            reads.add((None if instruction.is_jump_target else before, instruction.argval))
+        before = instruction.argval if is_read else None
+    return reads.union(*(reads_in(one) for one in code.co_consts if isinstance(one, types.CodeType)))
+
+
+def may_read(owner: object, attribute: str, reads: set[tuple[str | None, str]], found: Sequence[Named]) -> bool:
+    """Returns whether code with certain `reads` may read an attribute of `owner`, given the objects that it can reach.
+
+    It does not if it reads the attribute only from known attributes of these objects, none of which is `owner`.
+    """
+    for holder in (holder for holder, name in reads if name == attribute):
+        if holder is None:
+            return True
+        values = [vars(one)[holder] for _, one in found if holder in (getattr(one, "__dict__", None) or ())]
+        if not values or any(value is owner for value in values):
+            return True
+    return False
+
+
 def assigned_in(code: types.CodeType) -> set[str]:
     """Returns the attribute names to which a code object and its nested functions assign."""
     stored = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_ATTR", "DELETE_ATTR")}

@@ -28,9 +28,11 @@ from mirrored.compilation.captured_objects import (
     is_like_queue,
     is_queue,
     is_users,
+    may_read,
     names_in,
     nested,
     of_user,
+    reads_in,
 )
 from mirrored.errors import ArgumentError
 from mirrored.runtime.hooks import IteratedAsPython
@@ -220,7 +222,7 @@ def within_reach(function: Callable[..., Any], visited: list[Any] | None = None)
         visited: The list to which it and the functions of its module that it calls are appended.
     """
     found: list[tuple[str, Any]] = []
-    attributes: set[str] = set()
+    reads: set[tuple[str | None, str]] = set()
     seen: set[int] = set()
     waiting: list[Any] = [function]
     home: Any = None
@@ -234,16 +236,15 @@ def within_reach(function: Callable[..., Any], visited: list[Any] | None = None)
         if visited is not None:
             visited.append(plain)
         home = home or plain.__module__
-        names, named = names_in(code)
-        attributes |= named
-        for name, value in _captured(plain, names):
+        reads |= reads_in(code)
+        for name, value in _captured(plain, names_in(code)[0]):
             # A compiled method holds a weak reference to its instance.
             if isinstance(value, weakref.ref):
                 name, value = "self", value()
             found.append((name, value))
             if getattr(_plain(value)[0], "__module__", None) == home:
                 waiting.append(value)
-    return [part for name, value in found for part in _with_parts(name, value, attributes)]
+    return [part for name, value in found for part in _with_parts(name, value, reads, found)]
 
 
 def _plain(function: Callable[..., Any]) -> tuple[Any, list[tuple[str, Any]]]:
@@ -277,7 +278,9 @@ def _captured(function: Callable[..., Any], names: set[str]) -> Iterator[tuple[s
         yield f"the default {_described(value)}", value
 
 
-def _with_parts(name: str, value: object, attributes: set[str]) -> Iterator[tuple[str, Any]]:
+def _with_parts(
+    name: str, value: object, reads: set[tuple[str | None, str]], found: Sequence[tuple[str, Any]]
+) -> Iterator[tuple[str, Any]]:
     yield name, value
     if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
         yield from ((f"an item of {name}", item) for item in value.values())
@@ -286,8 +289,10 @@ def _with_parts(name: str, value: object, attributes: set[str]) -> Iterator[tupl
     elif isinstance(value, types.ModuleType | type) and not is_users(value):
         return
     elif hasattr(getattr(value, "__dict__", None), "keys"):
-        for attribute in sorted(attributes & vars(value).keys()):
-            yield f"{name}.{attribute}", vars(value)[attribute]
+        for attribute in sorted({one for _, one in reads} & vars(value).keys()):
+            part = vars(value)[attribute]
+            if not isinstance(part, Iterator) or may_read(value, attribute, reads, found):
+                yield f"{name}.{attribute}", part
 
 
 def _is_iterator(value: object) -> bool:
