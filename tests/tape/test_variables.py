@@ -72,6 +72,22 @@ def test_a_watched_value_of_a_variable_is_another_array_than_later_reads(v, arou
 
 
 @pytest.mark.parametrize("around", [lambda step: step, function])
+@pytest.mark.parametrize("watches", [True, False])
+@pytest.mark.first(2)
+def test_every_read_of_a_watched_variable_is_another_array(v, around, watches):
+    def step():
+        with GradientTape(persistent=True) as tape:
+            first = v.read_value()
+            if watches:
+                tape.watch(first)
+            second = v.read_value()
+            y = first * 2.0 + second * 10.0 + jax.jit(lambda: v * 100.0)()
+        return tape.gradient(y, [first, second, v])
+
+    assert [float(one) for one in around(step)()] == [2.0, 10.0, 112.0]
+
+
+@pytest.mark.parametrize("around", [lambda step: step, function])
 @pytest.mark.parametrize("read", [Variable.read_value, lambda v: jax.jit(v.read_value)()])
 @pytest.mark.first(2)
 def test_a_read_while_tapes_are_suspended_is_a_constant(v, around, read):

@@ -283,10 +283,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Read(NamedTuple):
-    """One read of a variable in a trace: the variable, the returned tracer, and the variable store's tracer.
-
-    The last one is kept alive, so that its id is not reused.
-    """
+    """A read in a trace: the variable, the returned tracer, and the store's, kept so that its id is not reused."""
 
     variable: ReadableVariable
     value: Any
@@ -299,10 +296,9 @@ class Recorder:
     Attributes:
         records: The records of operations, in order.
         known: Tracked objects that are not boxes of this tape, by `id`: arrays of the user, tracers of the outer trace,
-            and boxes of an outer tape. Each entry holds the key and the object, which keeps the object alive so that
-            its id is not reused.
+            and boxes of an outer tape. Each entry holds the key and the object, so that its id is not reused.
         variables: The variables that were read or watched, by `id`, with their keys.
-        reads: The traced reads of variables, by the `id` of the tracer that the variable's store gave.
+        reads: The reads of variables in nested functions, by the `id` of the tracer that the variable's store gave.
         reassigned: Variables that a framework which differentiates assignments has assigned a tracked value, by `id`,
             with the key of the value by local replica. The replica is None for an assignment outside of replicas, and
             the key is None for a later assignment in one replica that has no derivative.
@@ -394,22 +390,26 @@ class Recorder:
             entry = self.variables[id(variable)] = (new_key(), variable)
         return entry[0]
 
-    def read(self, variable: ReadableVariable, value: jax.Array, owner: TapeTrace) -> Any:
-        """Records a read of `variable`, and returns the value as an array that the tape tracks."""
+    def read(self, variable: ReadableVariable, value: jax.Array, owner: TapeTrace, *, is_nested: bool = False) -> Any:
+        """Records a read of `variable`, and returns the value as an array that the tape tracks.
+
+        Each read returns another array, with a gradient of its own. Only reads in functions that are traced inside the
+        block (`is_nested`), such as the body of a loop, share one array, which is one constant of the function.
+        """
         if not is_inexact(aval_of(value)):
             return value
-        earlier = self.reads.get(id(value))
+        earlier = self.reads.get(id(value)) if is_nested else None
         if earlier is not None and earlier.variable is variable:
             return earlier.value
         key = new_key()
         if isinstance(value, Tracer):
-            # The program may also use this tracer where it does not stand for the variable: as a value that it has
-            # assigned, or as a value that was read outside of the tape. The tape treats both as constants. So the read
-            # returns another object for the variable: under an outer tape a copy, which the outer tape records.
+            # The program may also use this tracer as a value that it has assigned or read outside of the tape, which is
+            # a constant. So the read returns another object: under an outer tape a copy, which that tape records.
             own = None if type(owner.parent) is type(owner) else another_tracer(value)
             if own is None:
                 own = owner.copied(value)
-            self.reads[id(value)] = Read(variable, own, value)
+            if is_nested:
+                self.reads[id(value)] = Read(variable, own, value)
             value = own
         else:
             value = self.untracked(value, owner)

@@ -242,7 +242,7 @@ class Recording:
         if recorder is None or staging is None:
             return value
         if recorder.watches(variable):
-            return recorder.read(variable, value, self._trace)
+            return recorder.read(variable, value, self._trace, is_nested=bool(staging))
         return recorder.untracked(value, self._trace)
 
     def _is_traced_for_later(self) -> bool | None:
