@@ -106,6 +106,29 @@ def test_sum_divides_what_is_assigned_outside_run(way):
     assert float(v) == 6.0
 
 
+@pytest.mark.parametrize("in_merge", [False, True])
+@pytest.mark.parametrize("one_each", [False, True])
+@pytest.mark.ways(replicas=(1, 2))
+def test_a_lost_variable_can_be_assigned_in_cross_replica_context(way, in_merge, one_each):
+    v = make(way, 1.0, VariableAggregation.SUM)
+    values = ranks(way)
+    v.lose("it was donated")
+
+    def assign(_strategy, x):
+        v.assign(x if one_each else 6.0, read_value=False)
+
+    def replica(x):
+        mr.get_replica_context().merge_call(assign, args=(x,))
+        return v + x  # on the device of the replica
+
+    if in_merge:
+        run(way, replica, values)
+    else:
+        way.compile(lambda x: assign(None, x))(values)
+    total = sum(range(1, way.num_replicas + 1)) if one_each else 6.0
+    assert float(v) == total
+
+
 @few
 def test_integer_sum_divides_with_nothing_lost(way):
     v = make(way, 0, VariableAggregation.SUM)

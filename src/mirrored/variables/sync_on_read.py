@@ -102,7 +102,8 @@ def write_components(assignment: Assignment, value: Operand, store: VariableStor
     _check_determines_all(assignment, value)
     variable = assignment.variable
     if store is not None and store.aggregates:
-        store.set_whole(variable, assignment.combined(store.whole(variable), value), assignment.where)
+        old = None if assignment.replaces else store.whole(variable)
+        store.set_whole(variable, assignment.combined(old, value), assignment.where)
         return
     if here.runner is not None and store is not None:
         _stage_locals(assignment, value, store, here.runner)
@@ -111,7 +112,9 @@ def write_components(assignment: Assignment, value: Operand, store: VariableStor
         every = range(variable.num_replicas)
         parts = list(value.values) if isinstance(value, PerReplica) else [_share(assignment, value, k) for k in every]
         slots = variable.device_assignment.slots
-        olds = list(slots.rows(whole_rows(store.whole(variable), variable.device_assignment)))
+        olds: list[Any] = [None for _ in every]
+        if not assignment.replaces:
+            olds = list(slots.rows(whole_rows(store.whole(variable), variable.device_assignment)))
         new = [assignment.combined(old, part) for old, part in zip(olds, parts, strict=True)]
         store.set_whole(variable, slots.stacked(jnp.stack(new)), assignment.where)
         return
@@ -179,8 +182,11 @@ def _stage_locals(assignment: Assignment, value: object, store: VariableStore, r
             part = runner.component(value, k)
         else:
             part = _share(assignment, value, _replica_index(runner, k))
-        old = store.local(variable, k)
-        store.set_local(variable, k, assignment.combined(old, near(part, old)), assignment.where)
+        old = None if assignment.replaces else store.local(variable, k)  # a lost value can be assigned, but not read
+        new = assignment.combined(old, near(part, old))
+        if old is None:
+            new = runner.reduced_component(new, k)
+        store.set_local(variable, k, new, assignment.where)
 
 
 def _replica_index(runner: ReplicaRunner, local: int) -> Any:
