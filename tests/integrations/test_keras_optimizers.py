@@ -205,6 +205,29 @@ def test_an_eager_update_follows_what_a_class_of_the_user_reads(wrap: Callable[[
         assert float(np.asarray(weight)) == expected
 
 
+class _Named(keras.optimizers.SGD):  # type: ignore[misc]
+    """Has a constructor and a configuration of its own, and updates as its base class."""
+
+    label: str
+
+    def __init__(self, label: str) -> None:
+        super().__init__(1.0)
+        self.label = label
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "label": self.label}
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, _scaled])
+def test_an_eager_update_is_compiled_for_a_class_that_only_has_a_constructor(wrap: Callable[[Any], Any]) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope():
+        weight, optimizer = keras.Variable(np.float32(0.0)), wrap(_Named("mine"))
+    strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(0.5), weight)]))
+    assert float(np.asarray(weight)) == -1.0
+    assert len(vars(optimizer)["_mirrored_updates"]) == 1
+
+
 def test_an_eager_update_calls_a_method_that_an_optimizer_has_of_its_own() -> None:
     strategy, rate = mr.MirroredStrategy(["CPU:0"], num_replicas=2), [1.0]
     with strategy.scope():

@@ -29,6 +29,11 @@ _DERIVED: Final = frozenset(
     {"_tracker", "_trainable_variables_indices", "_var_to_optimizer_idx", "_exclude_from_weight_decay_cache"}
 )
 _UNKNOWN: Final = object()
+# What a class can define without changing an update: its constructor, its configuration, and entries of Python's own.
+_NOT_IN_UPDATES: Final = frozenset(
+    {"__init__", "get_config", "from_config", "__module__", "__qualname__", "__doc__", "__firstlineno__"}
+    | {"__static_attributes__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
+)
 
 
 def settings_of(optimizer: Optimizer) -> tuple[Any, ...] | None:
@@ -55,9 +60,11 @@ def _of_keras(part: Any) -> tuple[Any, ...] | None:
 def _settings(optimizer: Optimizer) -> tuple[Any, ...] | None:
     """Returns a cache key of the settings of an optimizer and of the optimizers that it wraps.
 
-    Returns None for a user-defined class, method or learning-rate schedule: it may read any state or draw numbers.
+    Returns None for a user-defined method or learning-rate schedule: it may read any state or draw numbers. A class of
+    the user that has only a constructor and a configuration of its own updates as that of Keras does.
     """
-    if not all(cls is object or _is_of_keras(cls) for cls in type(optimizer).__mro__):
+    own = [cls for cls in type(optimizer).__mro__ if cls is not object and not _is_of_keras(cls)]
+    if not all(_NOT_IN_UPDATES.issuperset(vars(cls)) for cls in own):
         return None
     found: list[Any] = []
     for name, value in vars(optimizer).items():
