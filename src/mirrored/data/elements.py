@@ -28,13 +28,12 @@ def snapshot(array: np.ndarray) -> np.ndarray:
     Memory-mapped files are used in place, since they may be larger than memory. The result is read-only then, too: user
     code that writes to an element would change the file.
     """
-    kept: np.ndarray = array.view() if is_mapped(array) else frozen(array)
+    kept: np.ndarray = array.view() if _is_mapped(array) else frozen(array)
     kept.flags.writeable = False
     return kept
 
 
-def is_mapped(array: object) -> bool:
-    """Returns whether an array's memory is a memory-mapped file."""
+def _is_mapped(array: object) -> bool:
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap):
             return True

@@ -18,8 +18,9 @@ class Cached(OneParent, CursorTransformation):
     """The operation `cache()`: keeps the elements of the first pass over the dataset in memory for later passes.
 
     A random-access cache keeps each computed element by its index. If the operations before it call no user function
-    and read no file, it stores no elements and only fixes the shuffled order. A sequential cache is complete after one
-    full iteration.
+    and decode no file, it stores no elements and only fixes the shuffled order. That holds for memory-mapped arrays,
+    too: the operating system caches their pages, and single elements are much slower to put into batches than rows of
+    an array. A sequential cache is complete after one full iteration.
 
     Attributes:
         items: The elements by index, for each version of keys and set of seeds. A restored position has its own.

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mirrored._jax.arrays import aligned_empty, frozen
-from mirrored._jax.trees import tree_flatten, tree_map
+from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data.calling import close_each
 from mirrored.data.cursors import Cursor
-from mirrored.data.elements import Element, as_element, is_mapped, snapshot, stack, take
+from mirrored.data.elements import Element, as_element, snapshot, stack, take
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
     CursorNode,
@@ -97,11 +97,6 @@ class ArraySource(MemorySource):
 
     arrays: Any
     examples: int
-
-    @functools.cached_property
-    def reads_files(self) -> bool:
-        """Whether an array is a memory-mapped file."""
-        return any(is_mapped(leaf) for leaf in tree_flatten(self.arrays)[0])
 
     @classmethod
     def of(cls, tensors: PyTree, called: str) -> ArraySource:

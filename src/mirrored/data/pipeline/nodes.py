@@ -175,7 +175,7 @@ class Node(abc.ABC):
 
     @property
     def reads_files(self) -> bool:
-        """Whether the operation is an indexed source whose elements are in a file."""
+        """Whether the operation is an indexed source that decodes its elements from a file, one by one."""
         return False
 
     @functools.cached_property
