@@ -23,7 +23,7 @@ jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
 import numpy as np
 from mirrored.checkpoint import Checkpoint, read_manifest
 from mirrored.data import AutoShardPolicy, Dataset, Options, distribute_dataset, distribute_from_function
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, InputError
 from mirrored.topology.device_assignment import DeviceAssignment
 
 class Strategy:
@@ -56,6 +56,16 @@ names = [pathlib.Path(__file__).parent / f"{number}.txt" for number in range(2)]
 # With one seed the first batch of all lines is the full one, with the other the last one.
 lines = Dataset.from_text_lines(names).map(int).batch(4).shuffle(2, seed=(2, 1)[int(sys.argv[2])])
 found["files"] = mine(distribute_dataset(Strategy, policy(lines, AutoShardPolicy.FILE)))
+def refuse(row):
+    if sys.argv[2] == "1":
+        raise OSError("the disk of worker 1")
+    return row
+
+for kind in ("OFF", "FILE"):
+    try:
+        distribute_dataset(Strategy, policy(lines.map(refuse), AutoShardPolicy[kind]))
+    except (OSError, InputError) as error:
+        found[f"one fails, {kind}"] = str(error)
 shuffled = Dataset.range(64).shuffle(64)
 if sys.argv[2] == "0":
     next(iter(shuffled.take(1)))
@@ -120,6 +130,9 @@ def test_each_worker_gets_the_shares_of_its_replicas(tmp_path: Path) -> None:
     short = "off, of which one is short"
     assert (first[short], second[short]) == ([[*range(n, n + 4)] for n in (0, 4, 8, 12)], [[0, 1, 2], [], [], []])
     assert (first["files"], second["files"]) == ([[0, 1], [2]], [[3, 4], [5]])
+    for kind in ("OFF", "FILE"):
+        assert "worker 1 cannot read its first batch: OSError: the disk of worker 1" in first[f"one fails, {kind}"]
+        assert second[f"one fails, {kind}"].startswith("the disk of worker 1")
     assert (first["from function"], second["from function"]) == ([[0, 2], [4, 6]], [[1, 3], [5, 7]])
     assert "a dataset of no files" in first["file"]
     assert first["large"] == second["large"] == "integers on devices have 32 bits, unless JAX's 64-bit mode is on"

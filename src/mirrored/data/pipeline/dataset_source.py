@@ -23,7 +23,7 @@ from mirrored.data.pipeline.transformations import Mapped, Mapping, Prefetched, 
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, elastic_job_error, register_kind
 from mirrored.data.specs import NoElementError, empty_batch
-from mirrored.errors import EndOfDataError, StructureError
+from mirrored.errors import EndOfDataError, InputError, StructureError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,19 +101,20 @@ class DatasetSource(Source):
         if distributed.is_elastic():
             raise elastic_job_error(called, f"the dataset has AutoShardPolicy.{policy.name}")
         self.refuse_unbatched(called)
-        dataset = self.dataset
-        # The first batch has the global batch size, and the structure of the empty batches.
-        # With FILE it is read without caches: a worker keeps the elements of its own files.
-        whole = type(dataset)(without_caches(dataset.node)) if policy is AutoShardPolicy.FILE else dataset
-        first = _first(whole.take(1))  # not counted as a pass, which would change the order of the next one
-        workers = 1
-        if policy is AutoShardPolicy.FILE:
-            worker, workers = share.processes.index(share.process), len(share.processes)
-            dataset = type(dataset)(files_of_worker(dataset.node, worker, workers, called))
-        own = None if first is None else batch_size(first, called)
-        # All workers take the largest size: a worker's own data can be empty, or less than a batch, and a shuffle with
-        # seeds of each worker can put the last batch first.
-        size = max(filter(None, host_allgather(called, "read the size of the first batch", own)), default=None)
+        is_file, worker, workers = policy is AutoShardPolicy.FILE, share.processes.index(share.process), 1
+        dataset, first, own, error = self.dataset, None, None, None
+        try:
+            # The first batch has the global batch size, and the structure of the empty batches.
+            # With FILE it is read without caches: a worker keeps the elements of its own files.
+            whole = type(dataset)(without_caches(dataset.node)) if is_file else dataset
+            first = _first(whole.take(1))  # not counted as a pass, which would change the order of the next one
+            if is_file:
+                workers = len(share.processes)
+                dataset = type(dataset)(files_of_worker(dataset.node, worker, workers, called))
+            own = None if first is None else batch_size(first, called)
+        except Exception as caught:  # the other workers must not wait for this one, and raise an error, too
+            error = caught
+        size = _largest(called, own, error)
         if not size:
             return DatasetSource(dataset, workers=workers, own_data=True)
         # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
@@ -185,6 +186,35 @@ def _first(dataset: Dataset) -> Element | None:
         return first_element(dataset.node)
     except NoElementError:
         return None
+
+
+def _largest(called: str, size: int | None, error: Exception | None) -> int | None:
+    """Returns the largest size of all workers' first batches; None if no worker has a batch.
+
+    A worker's own data can be empty, or less than a batch, and a shuffle with seeds of each worker can put the last
+    batch first.
+
+    Args:
+        called: The function that the user called.
+        size: The size of this worker's first batch; None if it has no batch.
+        error: The error that this worker raised instead.
+
+    Raises:
+        InputError: Another worker has raised an error.
+    """
+    failure = None if error is None else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    everyone = host_allgather(called, "read the size of the first batch", [size, failure])
+    if error is not None:
+        raise error
+    for worker, (_, theirs) in enumerate(everyone):
+        if theirs is not None:
+            raise InputError(
+                called,
+                found=f"worker {worker} cannot read its first batch: {theirs}",
+                rule="each worker must be able to read its data",
+                remedy=f"see the error of worker {worker}",
+            )
+    return max((theirs for theirs, _ in everyone if theirs), default=None)
 
 
 def _size_after(functions: Sequence[Mapped], first: Element | None) -> int | None:
