@@ -84,3 +84,28 @@ def test_a_second_loop_over_an_exhausted_iterator_is_warned_of(make: Callable[[]
         assert list(reading) == []
     with pytest.raises(StopIteration):
         next(reading)
+
+
+@pytest.mark.parametrize("declared", [{}, {"output_types": np.float64}], ids=["bare", "dtypes"])
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_generator_is_closed_with_its_iteration(declared: dict[str, Any], is_left: bool) -> None:
+    open_now: set[object] = set()
+
+    def made() -> Iterator[Any]:
+        me = object()
+        open_now.add(me)
+        try:
+            yield from batches()
+        finally:
+            open_now.remove(me)
+
+    dataset = Dataset.from_generator(made, **declared)
+    _ = dataset.element_spec
+    assert not open_now
+    if is_left:
+        assert len(list(dataset.take(2))) == 2
+    else:
+        iterator = iter(dataset)
+        next(iterator)
+        iterator.close()
+    assert not open_now

@@ -15,7 +15,7 @@ import numpy as np
 from mirrored._jax.trees import Structure, tree_flatten
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.data import specs
-from mirrored.data.calling import Iterators
+from mirrored.data.calling import Iterators, close_iterator
 from mirrored.data.elements import as_element, first_lost, keeps_values
 from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
@@ -345,18 +345,22 @@ def _with_declared_spec(make: Callable[[], Any], declared: _Declared) -> Callabl
     iterators = Iterators(make, "Dataset.from_generator")
 
     def elements() -> Iterator[Any]:
-        for element in iterators():
-            try:
-                parts = treedef.flatten_up_to(element)
-            except ValueError as error:
-                raise StructureError(
-                    "Dataset.from_generator",
-                    found=f"an element has the structure {jax.tree.structure(element)}",
-                    rule=f"elements must have the structure of {declared.form}, {treedef}",
-                    remedy=f"yield elements of this structure, or change {declared.form}",
-                ) from error
-            cast = [_cast(part, *own, declared) for part, own in zip(parts, declared.parts, strict=True)]
-            yield declared.structure.unflatten(cast)
+        iterator = iterators()
+        try:
+            for element in iterator:
+                try:
+                    parts = treedef.flatten_up_to(element)
+                except ValueError as error:
+                    raise StructureError(
+                        "Dataset.from_generator",
+                        found=f"an element has the structure {jax.tree.structure(element)}",
+                        rule=f"elements must have the structure of {declared.form}, {treedef}",
+                        remedy=f"yield elements of this structure, or change {declared.form}",
+                    ) from error
+                cast = [_cast(part, *own, declared) for part, own in zip(parts, declared.parts, strict=True)]
+                yield declared.structure.unflatten(cast)
+        finally:
+            close_iterator(iterator)  # `iterators` keeps it, so that it would not be closed when this generator is
 
     return elements
 
