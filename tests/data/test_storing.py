@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,6 +171,12 @@ def test_a_cache_reads_saved_elements_once(tmp_path: Path, monkeypatch: pytest.M
     dataset = saved(Dataset.range(4), tmp_path).cache()
     assert [read(dataset) for _ in range(2)] == [[0, 1, 2, 3]] * 2
     assert read_again == [0, 1, 2, 3]
+
+
+def test_no_warning_of_an_exhausted_iterator_when_an_empty_dataset_is_saved(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read(saved(Dataset.range(3).filter(lambda n: n > 3), tmp_path)) == []
 
 
 def test_endless_datasets_are_refused(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _write(node: Node, path: str, called: str, elements: Iterator[Element], seed
         structure = _structure_of(node, first, called)
         head = {"version": _VERSION, "structure": structure}
         place = _written(writer, json.dumps({**head, "seeds": list(seeds)} if seeds else head).encode())
-        for element in itertools.chain(first, elements):
+        for element in itertools.chain(first, elements if first else ()):  # an exhausted iterator warns of a loop
             begins.append(place)
             out = io.BytesIO()
             _pack(element, structure, out, called)
