@@ -98,3 +98,15 @@ def test_a_handler_of_before_the_job_agrees_with_the_other_workers_once_the_job_
     assert store["mirrored/preemption/steps/0"] == "2"
     assert [preemption.poll() for _ in range(5)] == [False, False, False, False, True], "after the 7th step"
     preemption.leave()
+
+
+def test_a_forked_child_does_not_watch_as_if_it_were_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    preemption = Preemption()
+    preemption._reset()  # as in a child; its copy of the library believes that it is connected
+    monkeypatch.setattr(distributed, "is_connected", lambda: True)
+    monkeypatch.setattr(distributed, "get_if_set", lambda key: None)
+    try:
+        assert not preemption.poll()
+        assert preemption._thread is None
+    finally:
+        preemption.leave()

@@ -71,6 +71,7 @@ class Preemption:
         self._lock = threading.Lock()
         self._polls = 0
         self._due: int | None = None
+        self._is_forked = False
         self._previous = _install(self._on_signal)
         in_forked_children(self._reset)
         self._thread: threading.Thread | None = None
@@ -90,7 +91,7 @@ class Preemption:
 
         Context: once per step, on every worker.
         """
-        if self._thread is None and distributed.is_connected():
+        if self._thread is None and not self._is_forked and distributed.is_connected():
             self._begin()  # the strategy, with which this process joined the job, was created after the manager
         with self._lock:
             self._polls += 1
@@ -100,7 +101,7 @@ class Preemption:
 
     def _reset(self) -> None:
         """Restores the previous SIGTERM handler in a forked child, which saves no checkpoints."""
-        self._thread, self._due = None, None
+        self._thread, self._due, self._is_forked = None, None, True
         self._has_signal, self._lock = False, threading.Lock()
         _made.clear()
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
