@@ -133,9 +133,11 @@ _PLAIN_KINDS: Final = "biufc"
 def is_ready(array: Any) -> bool:
     """Returns, without waiting, whether a concrete array is computed, has failed, or is deleted.
 
-    JAX's method `is_ready` raises an error for a deleted array and, in JAX 0.10, ends the process.
+    JAX's method `is_ready` raises an error for a deleted array and, in JAX 0.10, ends the process. JAX's arrays of
+    typed PRNG keys have no such method.
     """
-    return bool(array.is_deleted() or array.is_ready())
+    data = getattr(array, "_base_array", array)
+    return bool(data.is_deleted() or data.is_ready())
 
 
 def copied(array: jax.Array) -> jax.Array:
@@ -393,11 +395,6 @@ def implementation_of(dtype: Any) -> str:
     `jax.random.key_impl` needs the keys themselves, which a variable may have lost in a failed step.
     """
     return str(dtype._impl.name)
-
-
-def is_ready(array: Any) -> bool:
-    """Returns whether the devices have computed an array. JAX's arrays of typed PRNG keys have no such method."""
-    return bool(getattr(array, "_base_array", array).is_ready())
 
 
 def key_data(value: Leaf) -> Any:

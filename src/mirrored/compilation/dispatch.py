@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain, starmap
@@ -22,7 +23,32 @@ from mirrored.variables.storage import distinct_names, placed
 from mirrored.watchdog.collective_log import collective_log
 
 if TYPE_CHECKING:
+    from mirrored._jax.jaxprs import Jaxpr
     from mirrored.topology.device_assignment import DeviceAssignment
+
+
+_MOST_KEPT: Final = 2**20
+"""The size in bytes from which a program returns a token, so that steps in flight keep no result of this size."""
+
+
+def smallest_computed(jaxpr: Jaxpr, results: Sequence[jax.ShapeDtypeStruct]) -> int | None:
+    """Returns the index of the result by which to tell whether a step has ended; None if the step needs a token.
+
+    A step in flight keeps this result, also after the user has dropped it, so it is the smallest one. It is not an
+    argument: JAX returns arguments as they are, without waiting for the step.
+
+    Args:
+        jaxpr: The program. `results` are the last of its outputs.
+        results: The arrays that the caller receives.
+    """
+    given = {id(one) for one in (*jaxpr.constvars, *jaxpr.invars)}
+    outputs = jaxpr.outvars[len(jaxpr.outvars) - len(results) :]
+    sizes = [
+        _MOST_KEPT if id(output) in given else math.prod(one.shape) * one.dtype.itemsize
+        for output, one in zip(outputs, results, strict=True)
+    ]
+    smallest = min(sizes, default=_MOST_KEPT)
+    return None if smallest >= _MOST_KEPT else sizes.index(smallest)
 
 
 # Steps that donate their variables' buffers, dispatched and stored in one uninterruptible call.

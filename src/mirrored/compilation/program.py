@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -59,10 +58,6 @@ from mirrored.variables.state_lock import (
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
-
-
-_MOST_KEPT: Final = 2**20
-"""The size in bytes from which a program returns a token, so that steps in flight keep no result of this size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,15 +199,9 @@ class Program:
         self._not_donated = [v for v in needed.values() if id(v) not in donated_ids]
         self._assigned = tuple(assigned)
         self._outer = [c for c in staged.constants if _is_outer(c)]
-        # A step in flight keeps the result that is watched, also after the user has dropped it: the smallest one.
-        # It is not an argument, which JAX returns as it is: that does not wait for the step.
-        given = {id(one) for one in (*staged.jaxpr.constvars, *staged.jaxpr.invars)}
-        sizes = [
-            _MOST_KEPT if id(made) in given else math.prod(one.shape) * one.dtype.itemsize
-            for made, one in zip(staged.jaxpr.outvars[len(assigned) :], self._arrays, strict=True)
-        ]
-        self._token = min(sizes, default=_MOST_KEPT) >= _MOST_KEPT
-        self._watched = len(assigned) + (len(sizes) if self._token else sizes.index(min(sizes)))
+        smallest = dispatch.smallest_computed(staged.jaxpr, self._arrays)
+        self._token = smallest is None
+        self._watched = len(assigned) + (len(self._arrays) if smallest is None else smallest)
         places = {id(v): i for i, v in enumerate([*self._donated, *self._not_donated])}
         num_state, num_outer, token = len(places), len(self._outer), self._token
         sources = [places.get(id(c.source)) if isinstance(c, CaptureTracer) else None for c in staged.constants]
