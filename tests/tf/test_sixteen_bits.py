@@ -65,3 +65,10 @@ def test_special_functions_are_rounded_once(dtype: str, function: Any) -> None:
     x = tf.constant([0.25, 0.5, 1.5, 3.0, 8.0], dtype)
     for found, exact in zip(gradient(function, x), gradient(function, tf.cast(x, tf.float32)), strict=True):
         np.testing.assert_array_equal(found, tf.cast(exact, dtype))
+
+
+def test_special_functions_of_integers_are_floats() -> None:
+    """Integers of 16 bits are no floats of 16 bits, whose dtype the result keeps."""
+    np.testing.assert_allclose(tf.math.special.expint(np.array([2, 3], np.int16)), [4.954234, 9.933833], rtol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="int16"):
+        tf.math.special.spence(np.array([2, 3], np.int16))

@@ -50,11 +50,12 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _in_float32(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that computes tensors of 16 bits in float32, as its coefficients overflow in float16."""
+    """Returns a function that computes floats of 16 bits in float32, as its coefficients overflow in float16."""
 
     @functools.wraps(function)
     def run(x: jax.Array) -> jax.Array:
-        return function(x.astype(jnp.float32)).astype(x.dtype) if x.dtype.itemsize == 2 else function(x)
+        is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 2
+        return function(x.astype(jnp.float32)).astype(x.dtype) if is_narrow else function(x)
 
     return run
 
