@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mirrored as mr
+import mirrored.tf as tf
 from mirrored.compilation.signature import flatten_arguments, quick_key
 from mirrored.errors import ArgumentError
 
@@ -100,6 +102,28 @@ def test_programs_are_found_by_the_order_of_the_keys(number: Any) -> None:
     assert [made.trace_count for made in (step, deep, keywords)] == [2, 2, 2]
     assert step.retrace_reason is not None
     assert "the keys of a dict, or the keyword arguments, are in another order" in step.retrace_reason
+
+
+@pytest.mark.parametrize("decorate", [mr.function, tf.function])
+def test_the_order_of_keyword_arguments_counts_only_where_a_function_can_see_it(decorate: Any) -> None:
+    class Model:
+        @decorate  # type: ignore[untyped-decorator]
+        def difference(self, x: Any, y: Any) -> Any:
+            return x - y
+
+    def difference(x: Any, *, y: Any) -> Any:
+        return x - y
+
+    def through(**all: Any) -> Any:
+        return difference(*list(all.values())[:1], y=list(all.values())[1])
+
+    x, y = jnp.float32(3), jnp.float32(1)
+    function, method = decorate(difference), Model()
+    for call in (function, method.difference):
+        assert [float(call(x=x, y=y)), float(call(y=y, x=x))] == [2.0, 2.0]
+        assert call.trace_count == 1
+    wrapped = decorate(functools.wraps(difference)(through))
+    assert [float(wrapped(x=x, y=y)), float(wrapped(y=y, x=x))] == [2.0, -2.0]
 
 
 def test_the_order_of_keys_counts_where_the_values_are_empty() -> None:

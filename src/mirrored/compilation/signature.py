@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+import inspect
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -140,12 +141,26 @@ class Surroundings(NamedTuple):
     sizes: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], device_assignment: Any) -> Arguments:
+def flatten_arguments(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device_assignment: Any,
+    function: Callable[..., Any] | None = None,
+) -> Arguments:
     """Flattens a call's arguments into arrays and static values, and computes the cache key of the call's program.
+
+    Args:
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        device_assignment: That of the current strategy.
+        function: The function that is called; None if it may iterate over its keyword arguments.
 
     Raises:
         Ragged: A per-replica argument has components of different shapes.
     """
+    code = getattr(function, "__code__", None)
+    if code is not None and not code.co_flags & inspect.CO_VARKEYWORDS:  # it cannot see their order
+        kwargs = dict(sorted(kwargs.items()))
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=structures.is_leaf)
     dynamic: list[int] = []
     arrays: list[Any] = []
