@@ -12,7 +12,7 @@ import pytest
 
 from interrupts import TooSlowError, each_place
 from mirrored import _threads
-from mirrored._jax.dispatch import DispatchJob, capture_thread_settings
+from mirrored._jax.interrupts import DispatchJob, capture_thread_settings
 from mirrored.checkpoint.writing import Writer
 from mirrored.data.feed import Feed, FeedItem, InputStats
 from mirrored.runtime.ambient import ambient
@@ -84,7 +84,7 @@ def test_a_dispatched_call_is_done_or_cancelled() -> None:
     for _ in each_place(run):
         if jobs:
             job = jobs.pop()
-            job.settle()
+            job.wait_or_cancel()
             assert (job.result, job.error is None) == (("done", True) if ran else (None, False))
         ran.clear()
     assert jobs.pop().result == "done"

@@ -147,7 +147,7 @@ INTERNAL = {
         *("await_value", "borrowed", "check_writable_here", "checked_value", "component_shape", "component_value"),
         *("counts_replicas", "device_of", "hold", "initial", "internal", "is_lost", "is_shared"),
         *("is_sum_of_components", "is_withheld_from", "lose", "mark_shared", "may_become", "numbered", "on_host"),
-        *("release", "settle", "share_of", "store", "stored", "stored_component", "stored_shape", "taken"),
+        *("release", "share_of", "store", "stored", "stored_component", "stored_shape", "supply_value", "taken"),
         *("update_component", "withhold"),
     },
 }

@@ -25,7 +25,7 @@ from mirrored.strategies.context import all_reduce_for
 from mirrored.tape import unrecorded
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
-from mirrored.variables.state_lock import together, turn
+from mirrored.variables.state_lock import assignment_lock, together
 
 
 def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[[Any], Any] = ReduceOp.SUM) -> Any:
@@ -298,7 +298,7 @@ class GradientAccumulator:
             elif is_own:
                 together(update_and_reset)
             else:
-                with turn():
+                with assignment_lock():
                     with_rollback(update_and_reset)
 
     def reset(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored._jax.dispatch import CacheMisses
+from mirrored._jax.interrupts import CacheMisses
 from mirrored.compilation import dispatch, program
 from mirrored.compilation.dispatch import WorkerArguments
 from mirrored.errors import DisagreementError, LostStateError

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored._jax.dispatch import CacheMisses, DispatchJob
+from mirrored._jax.interrupts import CacheMisses, DispatchJob
 from mirrored.checkpoint.leaves import VariableLeaf
 from mirrored.compilation import dispatch
 from mirrored.compilation.dispatch import DonatingStep
@@ -160,16 +160,16 @@ def test_an_interrupted_compilation_is_completed_and_its_step_stored():
     step = mr.function(lambda: v.assign_add(jnp.ones(3)))
 
     def interrupt_the_wait(self):
-        DispatchJob.settle = settle
+        DispatchJob.wait_or_cancel = settle
         settle(self)
         raise Interrupt
 
-    settle, DispatchJob.settle = DispatchJob.settle, interrupt_the_wait
+    settle, DispatchJob.wait_or_cancel = DispatchJob.wait_or_cancel, interrupt_the_wait
     try:
         with pytest.raises(Interrupt):
             step()
     finally:
-        DispatchJob.settle = settle
+        DispatchJob.wait_or_cancel = settle
     assert v.tolist() == [1.0, 1.0, 1.0]
     step()
     assert v.tolist() == [2.0, 2.0, 2.0]

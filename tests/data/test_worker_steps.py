@@ -34,10 +34,10 @@ def test_a_batch_whose_comparison_was_interrupted_is_counted_once(
         if number == interrupted:
             if number in (1, 2, 4):
                 with pytest.raises(KeyboardInterrupt):
-                    steps.settled(value, False, number)
+                    steps.agreed_input(value, False, number)
             else:  # the interrupt comes after the comparison
-                steps.settled(value, False, number)
-        assert steps.settled(value, False, number) is value
+                steps.agreed_input(value, False, number)
+        assert steps.agreed_input(value, False, number) is value
     assert compared == [(1, [0, 1]), (2, [2, 3]), (4, [6, 7])]
     with pytest.raises(StopIteration):
-        steps.settled(None, True, 0)
+        steps.agreed_input(None, True, 0)

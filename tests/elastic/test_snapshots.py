@@ -135,7 +135,7 @@ def test_the_newest_snapshot_is_kept_and_failed_ones_are_not():
 
     for step in range(0, 60, 10):
         snapshots.add(step, Step(fails=step in (40, 50)))
-        snapshots.settle()
+        snapshots.wait()
         assert snapshots.steps == [min(step, 30)]
     assert done == [0, 10, 20, 30]
     snapshots.forget_all_but(30)
@@ -158,7 +158,7 @@ def test_snapshots_that_wait_for_a_slow_copy_are_dropped_for_a_newer_one_that_is
         del pending
     assert [one() is not None for one in kept] == [False] * 3 + [True] * 5
     may_finish.set()
-    snapshots.settle()
+    snapshots.wait()
     assert done == [0, 4, 5, 6]
     assert snapshots.steps == [6]
 
@@ -192,10 +192,10 @@ def test_a_snapshot_that_fails_is_logged_unless_the_workers_change(caplog, is_ch
     snapshots = Snapshots(lambda step: None, lambda error: asked.append(error) or is_change)
     with caplog.at_level("WARNING", "mirrored.elastic"):
         snapshots.add(10, Step(fails=True))
-        snapshots.settle()
+        snapshots.wait()
         snapshots.add(20, Step(fails=False))
         snapshots.add(30, Step(fails=True))
-        snapshots.settle()
+        snapshots.wait()
     assert snapshots.steps == [20]
     assert [str(error) for error in asked] == ["Gloo all-reduce failed"] * 2
     failed = "failed: RuntimeError: Gloo all-reduce failed; if the workers change, training continues from"
@@ -213,5 +213,5 @@ def test_an_error_after_the_copy_is_logged_too(caplog):
     snapshots = Snapshots(completed)
     with caplog.at_level("WARNING", "mirrored.elastic"):
         snapshots.add(10, Step(fails=False))
-        snapshots.settle()
+        snapshots.wait()
     assert "MemoryError: no space for the copy" in caplog.text

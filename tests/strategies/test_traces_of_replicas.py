@@ -71,7 +71,7 @@ HELPERS = {make.__name__: make for make in (in_jit, in_scan, under_a_tape, in_a_
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches._Replicas, "apart", False)
+    monkeypatch.setattr(caches._Replicas, "is_separate", False)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -57,7 +57,7 @@ from mirrored._jax.private import util as _util
 # further trace would cost a compilation. But the trace of a helper that reads `replica_id_in_sync_group` or
 # `num_replicas_in_sync` contains the value as a constant, and the trace of a helper that calls a collective contains a
 # placeholder for one replica's operand of the collective (`Merge.nested`). Once an eager run has traced one such
-# helper, each replica of eager runs uses its own token until the process ends (`tell_replicas_apart`).
+# helper, each replica of eager runs uses its own token until the process ends (`separate_replicas`).
 #
 # Supports JAX 0.10 to 0.12 (`UserConfig._obj` is the `Config` behind a user context, for setting it without a `with`
 # block).
@@ -180,14 +180,14 @@ class _Sharing:
     """Tracing-cache state of one trace of a compiled function: its tokens, and whether tapes and replicas share them.
 
     Attributes:
-        apart: Whether every change of tape or replica takes a new token, so that helpers are traced again.
+        is_separate: Whether every change of tape or replica takes a new token, so that helpers are traced again.
         tokens: All tokens of the trace. No other trace uses them.
         taped: The replicas' tokens under which a tape has been opened.
         objects: What other modules cache for this trace alone (`for_this_trace`).
     """
 
     def __init__(self) -> None:
-        self.apart = False
+        self.is_separate = False
         self.tokens: set[Hashable] = set()
         self.taped: set[Hashable] = set()
         self.objects: dict[object, Any] = {}
@@ -254,15 +254,15 @@ def note_read() -> None:
     return to an earlier tape or replica takes a new token, too, and not the earlier one.
     """
     sharing = _sharing.get()
-    if sharing is not None and not sharing.apart:
-        sharing.apart = True
+    if sharing is not None and not sharing.is_separate:
+        sharing.is_separate = True
         renew()
 
 
 def renew_if_read() -> None:
     """Makes JAX retrace jitted functions for another tape or replica if any of the functions has read a variable."""
     sharing = _sharing.get()
-    if sharing is not None and sharing.apart:
+    if sharing is not None and sharing.is_separate:
         renew()
 
 
@@ -277,7 +277,7 @@ def enter_tape() -> None:
     sharing = _sharing.get()
     if sharing is not None:
         replica: Hashable = replica_holder.value
-        if sharing.apart or replica in sharing.taped:
+        if sharing.is_separate or replica in sharing.taped:
             renew()
         sharing.taped.add(replica)
 
@@ -298,7 +298,7 @@ def leave_tape(outer: Hashable) -> None:
 class _Replicas:
     """Process-wide flag that makes JAX cache separate traces for each replica of an eager run; never cleared."""
 
-    apart = False
+    is_separate = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +319,7 @@ def traced_run(replicas: int) -> list[OwnTraces]:
 def for_replica(own: Hashable) -> Iterator[None]:
     """Separates the JAX traces that a ``with`` block caches for one replica from traces cached outside `Strategy.run`.
 
-    The traces of different replicas are separate in compiled runs, and in eager ones after `tell_replicas_apart`.
+    The traces of different replicas are separate in compiled runs, and in eager ones after `separate_replicas`.
 
     Args:
         own: The replica's token.
@@ -335,26 +335,26 @@ def for_replica(own: Hashable) -> Iterator[None]:
 def resume_replica(own: Hashable) -> None:
     """Sets a replica's tracing-cache token in this thread, when the replica starts or continues.
 
-    This is the replica's own token in a compiled run (`OwnTraces`) and after `tell_replicas_apart`, otherwise `RUN`. If
+    This is the replica's own token in a compiled run (`OwnTraces`) and after `separate_replicas`, otherwise `RUN`. If
     a helper has read a variable in the current trace of a compiled function, the thread also takes a new token for that
     trace (`renew_if_read`), so helpers are traced again.
     """
-    replica_holder.set_local(own if _Replicas.apart or isinstance(own, OwnTraces) else RUN)
+    replica_holder.set_local(own if _Replicas.is_separate or isinstance(own, OwnTraces) else RUN)
     renew_if_read()
 
 
-def tell_replicas_apart(own: Hashable) -> None:
+def separate_replicas(own: Hashable) -> None:
     """Makes JAX cache separate traces for each replica of eager `Strategy.run` calls, from now on.
 
     Called while JAX traces a helper that has read a value of its replica, such as the replica id, or has called a
-    collective (`ReplicaRunner.tell_apart`): the trace then contains a part that belongs to this replica. JAX caches the
-    trace in progress under the shared token, which is never used again.
+    collective (`ReplicaRunner.separate_traces`): the trace then contains a part that belongs to this replica. JAX
+    caches the trace in progress under the shared token, which is never used again.
 
     Args:
         own: The token of the replica that runs in this thread.
     """
     if not isinstance(own, OwnTraces):
-        _Replicas.apart = True
+        _Replicas.is_separate = True
     resume_replica(own)
 
 

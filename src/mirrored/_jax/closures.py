@@ -196,7 +196,7 @@ def depends_on_opaque(primitive: Primitive, params: Mapping[str, Any], arrays: S
     """Returns for each of `count` results of a primitive whether it depends on a function that closes over `arrays`.
 
     Args:
-        primitive: The primitive. The results of `jit` and `checkpoint` are told apart, those of others are not.
+        primitive: The primitive. The results of `jit` and `checkpoint` are distinct objects; others need not be.
         params: Its parameters.
         arrays: The arrays over which custom-derivative functions in `params` close (`opaque_arrays`).
         count: The number of results.

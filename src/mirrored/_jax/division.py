@@ -43,14 +43,16 @@ def _with_one_use(divisor: Any, rank: int) -> Any:
         value = owner.operands[0]
         if getattr(value.owner, "name", None) == _CONSTANT:
             return divisor
-        broadcast = _hlo.BroadcastInDimOp(divisor.type, _apart(value), owner.attributes["broadcast_dimensions"])
+        broadcast = _hlo.BroadcastInDimOp(
+            divisor.type, _behind_barrier(value), owner.attributes["broadcast_dimensions"]
+        )
         return broadcast.result
     if name == _CONSTANT or len(divisor.type.shape) == rank:
         return divisor
-    return _apart(divisor)  # JAX broadcasts scalars in the rule
+    return _behind_barrier(divisor)  # JAX broadcasts scalars in the rule
 
 
-def _apart(value: Any) -> Any:
+def _behind_barrier(value: Any) -> Any:
     barrier = _hlo.OptimizationBarrierOp([value])
     return barrier.results[0]
 

@@ -24,14 +24,14 @@ from mirrored.checkpoint.objects import Part, root_parts
 from mirrored.checkpoint.places import Attribute, Place, Root, refuse_private
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
-from mirrored.checkpoint.sharing import check_same_files, settled, with_all_positions, writes_here
+from mirrored.checkpoint.sharing import check_same_files, on_all_workers, with_all_positions, writes_here
 from mirrored.checkpoint.succession import Succession
-from mirrored.checkpoint.writing import Writer, actual, check_replaceable, settle, write
+from mirrored.checkpoint.writing import Writer, actual, check_replaceable, wait_for_writers, write
 from mirrored.errors import ArgumentError, CheckpointError
 from mirrored.runtime import hooks
 from mirrored.runtime.ambient import within
 from mirrored.variables import Variable
-from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn
+from mirrored.variables.state_lock import assignment_lock, lock, refuse_callbacks, tracing
 
 PathLike = str | os.PathLike[str]
 
@@ -238,7 +238,7 @@ class Checkpoint:
             with withdrawn_on_failure(lock, writer):
                 write(path, following(path, manifest))
 
-        lock: SeriesLock | None = settled(called, "wait for the previous checkpoint", make_ready)
+        lock: SeriesLock | None = on_all_workers(called, "wait for the previous checkpoint", make_ready)
         if writes:
             # The partial holds a reference to the lock, which keeps it locked until the write is done.
             self._writer.start(functools.partial(work, lock))
@@ -271,8 +271,8 @@ class Checkpoint:
         with outside_of_steps("Checkpoint.save"):
             if self._restoration is not None:
                 # Variables that were created since the restore, and their slots, get their saved values first.
-                deferred.settle(checkpoint=self)
-            with turn(), tracing, lock:
+                deferred.restore_new_variables(checkpoint=self)
+            with assignment_lock(), tracing, lock:
                 graph = self.graph_to_save("Checkpoint.save")
                 leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
         manifest = with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
@@ -307,7 +307,7 @@ class Checkpoint:
         Raises:
             CheckpointError: A checkpoint could not be written.
         """
-        settled("Checkpoint.wait", "wait until the checkpoint is on disk", self._writer.wait)
+        on_all_workers("Checkpoint.wait", "wait until the checkpoint is on disk", self._writer.wait)
 
     def sync(self) -> None:
         """Waits until the checkpoints saved with ``wait=False`` are on disk, like `wait`."""
@@ -316,7 +316,7 @@ class Checkpoint:
     def _wait_for_all(self) -> None:
         """Waits for all writes of this process: a manager or another checkpoint may write what is to be restored."""
         self._writer.wait()
-        settle()
+        wait_for_writers()
 
     # Restoring
 
@@ -361,7 +361,7 @@ class Checkpoint:
         if save_path is None:
             return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
         save_path = as_path(save_path, called, "save_path")
-        settled(called, "wait for pending saves", self._wait_for_all)  # another worker may write what this one restores
+        on_all_workers(called, "wait for pending saves", self._wait_for_all)  # another worker may be writing it
         check_same_files(called, Path(save_path).absolute())
         directory = actual(Path(save_path).absolute())
         manifest = read_manifest(directory)
@@ -372,7 +372,7 @@ class Checkpoint:
         self.begin_restoration(restoration, called, strict=strict)
 
         def look() -> Match:
-            deferred.settle(checkpoint=self)
+            deferred.restore_new_variables(checkpoint=self)
             return restoration.match()
 
         return RestoreStatus(save_path, look)
@@ -417,7 +417,7 @@ class Checkpoint:
         found = walk([Part("new", value, Root({"new": value}, "new"))])
         new = {*found.visited, *(leaf.owner for leaf in found.leaves.values())}
         if found.leaves:
-            deferred.settle(checkpoint=self)
+            deferred.restore_new_variables(checkpoint=self)
             self._proceed(value, lambda _, leaf: leaf.owner in new)
 
     def _proceed(self, value: object, wanted: Callable[[str, Leaf], bool]) -> None:

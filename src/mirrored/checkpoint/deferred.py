@@ -19,8 +19,8 @@ import jax
 from mirrored.errors import CheckpointError
 from mirrored.runtime.entry_point import outside_of_everything
 from mirrored.variables import Variable
-from mirrored.variables.creation import Settle, set_watch
-from mirrored.variables.state_lock import apart, lock, turn
+from mirrored.variables.creation import Supplier, set_watch
+from mirrored.variables.state_lock import assignment_lock, lock, stored_immediately
 
 # Views of a checkpoint's lists and dicts that report new items, while a restore waits for state.
 #
@@ -160,7 +160,7 @@ class _Fresh:
 
     def __init__(self) -> None:
         self.variables: dict[int, tuple[weakref.ref[Variable], weakref.ref[Any], int]] = {}
-        self.is_settling = False
+        self.is_restoring = False
         self.count = 0
 
     def add(self, variable: Variable) -> None:
@@ -246,7 +246,7 @@ def is_expected() -> bool:
     return bool(_waiting)
 
 
-def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
+def restore_new_variables(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
     """Restores the variables that were created after `Checkpoint.restore`; called before a variable is read.
 
     Args:
@@ -258,14 +258,16 @@ def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) ->
         CheckpointMismatchError: A variable has a different shape or dtype in the checkpoint.
         DamagedCheckpointError: The checkpoint was changed or damaged after it was written.
     """
-    with turn(), lock, apart():
-        if _fresh.is_settling:
+    with assignment_lock(), lock, stored_immediately():
+        if _fresh.is_restoring:
             return
-        _fresh.is_settling = True
+        _fresh.is_restoring = True
         try:
             # Excludes the variables that Keras' `fit` carries as loop state: their storage still contains the initial
             # value, but their current value is in the loop.
-            new = [(one, number) for one, number in _fresh.untouched() if not one.is_withheld_from(settle)]
+            new = [
+                (one, number) for one, number in _fresh.untouched() if not one.is_withheld_from(restore_new_variables)
+            ]
             for variable, _ in new:
                 variable.release()
 
@@ -283,7 +285,7 @@ def settle(asking: Variable | None = None, checkpoint: Waiting | None = None) ->
             if errors:
                 raise errors[0]
         finally:
-            _fresh.is_settling = False
+            _fresh.is_restoring = False
 
 
 def _offer(checkpoint: Waiting, new: list[Variable], asking: Variable | None, *, is_asking: bool) -> None:
@@ -311,6 +313,6 @@ def _all_waiting() -> list[tuple[Waiting, int]]:
     return [(one, since) for reference, since in list(_waiting.values()) if (one := reference()) is not None]
 
 
-def _made(variable: Variable) -> Settle:
+def _made(variable: Variable) -> Supplier:
     _fresh.add(variable)
-    return settle
+    return restore_new_variables

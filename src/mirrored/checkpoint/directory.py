@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from mirrored.checkpoint.manifest import ARRAYS, FILE, Manifest, is_checkpoint, read_manifest
-from mirrored.checkpoint.writing import REPLACED, UNFINISHED, actual, settle
+from mirrored.checkpoint.writing import REPLACED, UNFINISHED, actual, wait_for_writers
 from mirrored.errors import ArgumentTypeError, DamagedCheckpointError, MissingCheckpointError
 
 
@@ -59,7 +59,7 @@ def checkpoints_in(directory: str | os.PathLike[str], name: str | None = None) -
 
 def _checkpoints_in(directory: str | os.PathLike[str], name: str | None, called: str) -> list[str]:
     folder = Path(as_path(directory, called, "directory"))
-    settle()
+    wait_for_writers()
     return [path for _, path in _with_sort_keys(folder, name)]
 
 

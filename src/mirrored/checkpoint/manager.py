@@ -22,7 +22,7 @@ from mirrored.checkpoint.manifest import Manifest, is_checkpoint, no_manifest_er
 from mirrored.checkpoint.matching import RestoreStatus
 from mirrored.checkpoint.preemption import preemption
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
-from mirrored.checkpoint.sharing import settled, several_workers, writes_here
+from mirrored.checkpoint.sharing import on_all_workers, several_workers, writes_here
 from mirrored.checkpoint.writing import (
     KEPT,
     Writer,
@@ -204,7 +204,9 @@ class CheckpointManager:
         path = os.path.join(self._directory, f"{self._name}-{number}")
         where = Path(path).absolute()
         writes = writes_here("CheckpointManager.save", where)
-        settled("CheckpointManager.save", "wait for the previous checkpoint", lambda: self._make_ready(where, writes))
+        on_all_workers(
+            "CheckpointManager.save", "wait for the previous checkpoint", lambda: self._make_ready(where, writes)
+        )
         counter.assign_add(1)
         try:
             with withdrawn_on_failure(self._series if writes else None, self._checkpoint):
@@ -262,9 +264,9 @@ class CheckpointManager:
             path = paths[-1]
             seen.add(path)
             try:
-                # `settled` raises an error of one worker on all of them. Otherwise a worker that cannot read a file
-                # would continue with different state.
-                self._restored = settled(
+                # `on_all_workers` raises an error of one worker on all of them. Otherwise a worker that cannot read a
+                # file would continue with different state.
+                self._restored = on_all_workers(
                     called,
                     f"restore {Path(path).name}",
                     functools.partial(self._checkpoint.restore_from, path, called=called, strict=not partial),
@@ -294,7 +296,7 @@ class CheckpointManager:
 
     def _found(self, called: str) -> list[str]:
         """Returns the paths of the folder's checkpoints as listed by worker 0, the only worker that writes any."""
-        paths: list[str] = settled(called, "wait for the newest checkpoint", self._with_kept)
+        paths: list[str] = on_all_workers(called, "wait for the newest checkpoint", self._with_kept)
         return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 
     def _with_kept(self) -> list[str]:
@@ -308,7 +310,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: A checkpoint could not be written.
         """
-        settled("CheckpointManager.wait", "wait until the checkpoint is on disk", self._writer.wait)
+        on_all_workers("CheckpointManager.wait", "wait until the checkpoint is on disk", self._writer.wait)
 
     def _write(self, path: Path, manifest: Manifest) -> None:
         with withdrawn_on_failure(self._series, self._checkpoint):

@@ -28,7 +28,7 @@ from mirrored.checkpoint.saved import Saved
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.data.global_seed import counts, restore_counts
 from mirrored.variables import Variable
-from mirrored.variables.state_lock import lock, refuse_callbacks, tracing, turn
+from mirrored.variables.state_lock import assignment_lock, lock, refuse_callbacks, tracing
 
 _PLACE: Final = Path("the memory of this job")
 _OF_PROCESS: Final = "state of the process/"
@@ -148,8 +148,8 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
     arrays: dict[str, Any] = {}
     leaves: dict[str, Saved] = {}
     with outside_of_steps("commit"):
-        deferred.settle(checkpoint=checkpoint)
-        with turn(), tracing, lock:
+        deferred.restore_new_variables(checkpoint=checkpoint)
+        with assignment_lock(), tracing, lock:
             graph = checkpoint.graph_to_save("Session.commit")
             for name, leaf in graph.leaves.items():
                 if isinstance(leaf, VariableLeaf):

@@ -20,7 +20,7 @@ from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
 from mirrored.checkpoint.objects import HasSlots, is_generated
 from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.saved import Saved
-from mirrored.checkpoint.sharing import own_position, settled
+from mirrored.checkpoint.sharing import on_all_workers, own_position
 from mirrored.checkpoint.slot_groups import check_groups, saved_path
 from mirrored.collectives.host_allgather import skipping_comparisons
 from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError, DamagedCheckpointError
@@ -200,7 +200,7 @@ class Restoration:
 
         if names and self._is_readable:
             try:
-                self._held.update(settled("Checkpoint.save", "read what waits to be restored", read))
+                self._held.update(on_all_workers("Checkpoint.save", "read what waits to be restored", read))
             except CheckpointError as error:
                 self._is_readable = False
                 _log.warning(

@@ -71,7 +71,7 @@ def own_position(saved: Saved, name: str, called: str) -> Saved:
     )
 
 
-def settled(called: str, question: str, work: Callable[[], Any]) -> Any:
+def on_all_workers(called: str, question: str, work: Callable[[], Any]) -> Any:
     """Calls `work` on every worker; if one worker fails with a `CheckpointError`, raises the error on all workers.
 
     Raises:
@@ -106,7 +106,7 @@ def check_same_files(called: str, path: Path) -> None:
     """
     if not several_workers():
         return
-    manifest = settled(called, f"read the checkpoint {path.name}", lambda: read_manifest(actual(path)))
+    manifest = on_all_workers(called, f"read the checkpoint {path.name}", lambda: read_manifest(actual(path)))
     marks = host_allgather(called, f"compare the checkpoint {path.name}", digest(to_json(dataclasses.asdict(manifest))))
     different = [worker for worker, mark in enumerate(marks) if mark != marks[0]]
     if different:

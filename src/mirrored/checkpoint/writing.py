@@ -373,7 +373,7 @@ class Writer:
 _writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
-def settle() -> None:
+def wait_for_writers() -> None:
     """Waits until all checkpoints that this process is writing are on disk, so that folder listings are complete."""
     if threading.current_thread().name != _THREAD:
         for writer in list(_writers):

@@ -22,7 +22,7 @@ from mirrored.cluster.rendezvous import meet, wait_for_coordinator
 from mirrored.cluster.tasks import Process
 from mirrored.errors import ContextError, DisagreementError, RendezvousError
 from mirrored.transport import interface_of
-from mirrored.transport.binding import joined
+from mirrored.transport.interfaces import joined
 from mirrored.watchdog.fail_fast_exit import fail_fast, in_forked_children
 
 # Checks that all workers have the same versions, JAX settings and XLA flags before they train.

@@ -15,7 +15,15 @@ from jax import lax
 
 from mirrored._jax.arrays import as_array
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_dtype, check_reduction
-from mirrored.collectives.summation import Group, apart, floating, narrow, not_constant, tree_sum, widen
+from mirrored.collectives.summation import (
+    Group,
+    floating,
+    narrow,
+    not_constant,
+    tree_sum,
+    widen,
+    without_padding_gradient,
+)
 from mirrored.errors import StructureError
 
 if TYPE_CHECKING:
@@ -139,7 +147,7 @@ class CrossDeviceOps(abc.ABC):
         if not group.padded or self.drops_padding:
             return self.sum(arrays, group)
         sums = self.sum([group.with_neutral(components) for components in arrays], group)
-        return [[*copies[:-1], apart(copies[-1], group.is_real())] for copies in sums]
+        return [[*copies[:-1], without_padding_gradient(copies[-1], group.is_real())] for copies in sums]
 
     @final
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int, group: Group) -> list[Any]:

@@ -77,27 +77,27 @@ class Group:
     def for_each_local(self, value: Any) -> list[Any]:
         """Returns a list with `value` once per replica slot of this device; no gradient comes from an empty slot."""
         copies = [value] * self.local
-        return [*copies[:-1], apart(value, self.is_real())] if self.padded else copies
+        return [*copies[:-1], without_padding_gradient(value, self.is_real())] if self.padded else copies
 
 
 @jax.custom_jvp
-def _apart(value: Any, is_real: Any) -> Any:
+def _without_padding_gradient(value: Any, is_real: Any) -> Any:
     return value
 
 
-@_apart.defjvp
-def _apart_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+@_without_padding_gradient.defjvp
+def _without_padding_gradient_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     value, is_real = primals
-    return _apart(value, is_real), jnp.where(is_real, tangents[0], jnp.zeros_like(tangents[0]))
+    return _without_padding_gradient(value, is_real), jnp.where(is_real, tangents[0], jnp.zeros_like(tangents[0]))
 
 
-def apart(value: Any, is_real: Any) -> Any:
+def without_padding_gradient(value: Any, is_real: Any) -> Any:
     """Returns `value` unchanged, but stops gradients to `value` if `is_real` is False, i.e. in an empty replica slot.
 
     The gradient is selected, not multiplied: the slot multiplies zero cotangents by any derivative, which may give NaN.
     """
     is_inexact = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)
-    return _apart(value, is_real) if is_inexact else value
+    return _without_padding_gradient(value, is_real) if is_inexact else value
 
 
 # The dtypes of sums and means: that of the addends, but float32 for the mean of integers.
@@ -235,10 +235,10 @@ def isolate_lists(
         results_per_list: The number of results per list.
     """
     never_taken = _firsts(results_per_list)
-    return _apart_from_other_code(never_taken, function, [list(arrays) for arrays in operands])
+    return _in_own_branch(never_taken, function, [list(arrays) for arrays in operands])
 
 
-def _apart_from_other_code(
+def _in_own_branch(
     never_taken: Callable[[Any], list[Any]], function: Callable[[Any], Sequence[Any]], operands: PyTree
 ) -> list[Any]:
     """Applies `function` to arrays in a branch of a conditional whose other branch, `never_taken`, never runs."""
@@ -278,7 +278,7 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
     def never_taken(_: object) -> list[Any]:
         return [jnp.zeros(result.shape, result.dtype) for result in results]
 
-    return _apart_from_other_code(never_taken, function, list(operands))
+    return _in_own_branch(never_taken, function, list(operands))
 
 
 @jax.custom_vjp

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 
 from mirrored._jax import distributed
-from mirrored._jax.dispatch import Dispatch, consume
+from mirrored._jax.interrupts import Dispatch, consume
 from mirrored._jax.source_lines import user_lines
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.errors import DeviceError, DisagreementError
@@ -67,7 +67,7 @@ class DonatingSteps:
 
     Dispatching deletes the donated buffers, so an exception between the dispatch and the assignment of the results
     would lose the variables' values. The step is therefore one C call, which no signal handler interrupts (the reason
-    is in `mirrored._jax.dispatch`): it consumes a chain of C iterators that dispatches the program, records its
+    is in `mirrored._jax.interrupts`): it consumes a chain of C iterators that dispatches the program, records its
     results, and stores the new values of variables.
     `mirrored.variables.state_lock` explains how other threads are kept from reading deleted buffers.
 
@@ -171,7 +171,7 @@ class DonatingStep:
         """Stores the step's results in the variables; without results, marks variables with deleted buffers as lost."""
         steps, job = self._steps, self._steps.dispatch.job
         if job is not None and not self.results:
-            job.settle()
+            job.wait_or_cancel()
             if job.result is not None:  # the outputs, and JAX's data for the fast path
                 self.results += job.result[0]
         if self.results:

@@ -34,9 +34,9 @@ from mirrored.errors import ArgumentError
 from mirrored.runtime.ambient import Ambient, ambient, thread, within
 from mirrored.runtime.element_draws import DrewWhileTracing, element_draws
 from mirrored.runtime.entry_point import entry_point
-from mirrored.runtime.hooks import Driver, EndOfElements, IteratedAsPython, IteratedWhileTracing
+from mirrored.runtime.hooks import EndOfElements, IteratedAsPython, IteratedWhileTracing, RunInterceptor
 from mirrored.variables.creation import constructor_calls
-from mirrored.variables.state_lock import in_turn_with_rollback, tracing, without_turns
+from mirrored.variables.state_lock import exempt_from_lock, locked_with_rollback, tracing
 from mirrored.variables.storage import sizes_of_resizables
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Function(Code):
         self._has_met_ragged = self._is_checked = self._takes_none = self._draws = False
         self._last: tuple[Arguments, Surroundings] | None = None
         self._arguments: list[Arguments] = []
-        self._driver: Driver | None = None
+        self._interceptor: RunInterceptor | None = None
         self._by_strategy: dict[tuple[Any, Hashable], Function] = {}
         self._by_instance: Bindings[Function] = Bindings()
         self._method: tuple[Function, Callable[[], Any]] | None = None
@@ -96,7 +96,7 @@ class Function(Code):
     @property
     def trace_count(self) -> int:
         """The number of times that this function has been traced, including traces inside `Strategy.run`."""
-        return self._traces + sum(one.trace_count for one in (*self._by_strategy.values(), self._driver) if one)
+        return self._traces + sum(one.trace_count for one in (*self._by_strategy.values(), self._interceptor) if one)
 
     @property
     def has_met_ragged(self) -> bool:
@@ -113,7 +113,7 @@ class Function(Code):
         args, kwargs = self._fitted(args, kwargs)
         if inline:
             return self._inline(here, args, kwargs)
-        if self._driver is not None:
+        if self._interceptor is not None:
             return self._driven(args, kwargs)
         arrays: list[Any] = []
         quick = None if kwargs else quick_key(args, arrays)
@@ -140,7 +140,7 @@ class Function(Code):
         try:
             program = self._program(arguments, here)
         except IteratedWhileTracing:
-            self._driver = Driver(self._alike, static_key)
+            self._interceptor = RunInterceptor(self._alike, static_key)
             return self._driven(args, kwargs)
         except DrewWhileTracing:
             self._draws = True
@@ -151,13 +151,13 @@ class Function(Code):
 
     def _call_with_dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a function with a dataset argument as plain Python, to find out whether the dataset is iterated."""
-        self._driver = driver = Driver(self._alike, static_key)
+        self._interceptor = interceptor = RunInterceptor(self._alike, static_key)
         try:
             result = self._driven(args, kwargs)
-            self._takes_none = not driver.has_iterated
+            self._takes_none = not interceptor.has_iterated
         finally:
-            if not driver.has_iterated:
-                self._driver = None
+            if not interceptor.has_iterated:
+                self._interceptor = None
         return result
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -225,17 +225,17 @@ class Function(Code):
 
     def _driven(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a function with a dataset loop as plain Python, but compiles each `strategy.run` in the function."""
-        driver, outer = self._driver, ambient().driver
+        interceptor, outer = self._interceptor, ambient().interceptor
         try:
-            with within(driver=driver):
+            with within(interceptor=interceptor):
                 return self._as_python(*args, **kwargs)
         except EndOfElements as end:
             raise end.error from None
         except StopIteration as end:
             raise stop_iteration_error(self._name) from end
         finally:
-            if driver is not None and outer is not None:
-                outer.has_iterated |= driver.has_iterated
+            if interceptor is not None and outer is not None:
+                outer.has_iterated |= interceptor.has_iterated
 
     def _program(self, arguments: Arguments, here: Ambient) -> Program:
         # A `Function` never evicts a program. So strategies and variables live at least as long as the function.
@@ -246,7 +246,7 @@ class Function(Code):
             with tracing:
                 program = self._programs.get(key)
                 if program is None:
-                    program = self._programs[key] = without_turns(lambda: self._traced(arguments, surroundings))
+                    program = self._programs[key] = exempt_from_lock(lambda: self._traced(arguments, surroundings))
         return program
 
     def _undriven(self, arguments: Arguments, here: Ambient) -> Program:
@@ -315,10 +315,10 @@ class Function(Code):
             log_ragged(self.python_function, self._name)
         call = self._as_python
         if self._is_checked or self._programs:
-            return in_turn_with_rollback(lambda: call(*args, **kwargs))
+            return locked_with_rollback(lambda: call(*args, **kwargs))
         self._is_checked = True
         try:
-            return in_turn_with_rollback(
+            return locked_with_rollback(
                 lambda: checked_call(self, self._name, call, args, kwargs, here.device_assignment)
             )
         except BaseException:

@@ -18,7 +18,6 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import as_array, has_host_dtype
 from mirrored._jax.bit_identical import jit
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.dispatch import dispatch_of
 from mirrored._jax.inlining import (
     Staged,
     captured_arrays,
@@ -27,6 +26,7 @@ from mirrored._jax.inlining import (
     has_ordered_printing,
     stage,
 )
+from mirrored._jax.interrupts import dispatch_of
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, is_eval
 from mirrored._jax.trees import Structure
 from mirrored.compilation import dispatch
@@ -42,9 +42,11 @@ from mirrored.runtime.staged_values import Bookkeeping
 from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
-from mirrored.variables.creation import settle_all, withheld
+from mirrored.variables.creation import supply_values, withheld
 from mirrored.variables.former import note_step
 from mirrored.variables.state_lock import (
+    assignment_lock,
+    exempt_from_lock,
     lock,
     note_former,
     refuse_callbacks,
@@ -52,8 +54,6 @@ from mirrored.variables.state_lock import (
     store_all,
     thread,
     tracing,
-    turn,
-    without_turns,
 )
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Program:
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """Lowers the program for the given arrays with JAX, to inspect its HLO."""
-        settle_all((*self._donated, *self._not_donated))
+        supply_values((*self._donated, *self._not_donated))
         with lock:
             values = [variable.borrowed() for variable in (*self._donated, *self._not_donated)]
             return self._jitted.lower(*values, *self._outer, *arrays)
@@ -279,7 +279,7 @@ class Program:
             return self._call_recorded(arrays, arguments or self._arguments)
         if state.calls_back or withheld:
             refuse_callbacks(self._name)
-            settle_all((*self._donated, *self._not_donated))
+            supply_values((*self._donated, *self._not_donated))
             for variable in self._assigned:
                 variable.before_write()
         try:
@@ -304,7 +304,7 @@ class Program:
         """Dispatches the program, stores the variables' new values, and returns them with all steps' results."""
         # A program that only reads variables takes their values under the lock. It does not wait for an eager run of
         # another thread.
-        with turn() if self._assigned else lock, lock:
+        with assignment_lock() if self._assigned else lock, lock:
             if state.step is not None:
                 state.step.finish()
             if thread.before is not None:
@@ -361,7 +361,7 @@ class Program:
         rereads = self._assigned and (self._store.rereads or self._steps is not None)
         if (rereads or self._store.bit_identical) and not self._store.under_tape:
             return self._under_tape(arguments)._call_recorded(arrays, arguments)
-        with turn() if self._assigned else nullcontext():
+        with assignment_lock() if self._assigned else nullcontext():
             values = self._announced_values()
             for variable in self._assigned:
                 variable.check_writable_here("function")
@@ -395,7 +395,7 @@ class Program:
         is_stored = ambient().store is None  # the values in a store are those of this thread's run or trace
         if is_stored:
             refuse_callbacks(self._name)
-            settle_all(variables)  # takes the assignment lock, which comes before `lock`
+            supply_values(variables)  # takes the assignment lock, which comes before `lock`
         with lock if is_stored else nullcontext():
             values = [variable.stored() if variable.per_replica else variable.checked_value() for variable in variables]
         return [
@@ -415,7 +415,7 @@ class Program:
         with tracing:
             if self._recorded is None:
                 make = functools.partial(Program, donate=False, steps=self._steps, under_tape=True)
-                self._recorded = without_turns(lambda: make(function, arguments))
+                self._recorded = exempt_from_lock(lambda: make(function, arguments))
                 # As in calls without a tape: a program that donates keeps no old values, at its user's choice.
                 self._recorded._keeps_old = self._keeps_old
         return self._recorded

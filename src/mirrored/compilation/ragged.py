@@ -19,10 +19,10 @@ from mirrored.errors import LossScaleWarning
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.closure_key import code_of
 from mirrored.runtime.entry_point import restoring
-from mirrored.runtime.hooks import Driver
+from mirrored.runtime.hooks import RunInterceptor
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
-from mirrored.variables.state_lock import tracing, without_turns
+from mirrored.variables.state_lock import exempt_from_lock, tracing
 
 if TYPE_CHECKING:
     from mirrored.compilation.function import Function
@@ -75,8 +75,8 @@ def _evened(leaf: Any) -> Any:
     return PerReplica([np.zeros(np.shape(fullest), fullest.dtype)] * len(leaf.values), leaf.device_assignment)
 
 
-class RunScales(Driver):
-    """A `Driver` that records runs with uneven batches instead of compiling them, to check their loss scale later.
+class RunScales(RunInterceptor):
+    """Records runs with uneven batches instead of compiling them, to check their loss scale later.
 
     It is for a function that cannot be traced as a whole, because it can reach an iterator: a replica function usually
     reaches none, as the elements are its arguments.
@@ -116,7 +116,7 @@ class RunScales(Driver):
         def run(*args: Any, **kwargs: Any) -> Any:
             return strategy.run(function, args, kwargs)
 
-        with within(driver=None):
+        with within(interceptor=None):
             check_scale(function, name, leaves, lambda: self._trace(run, args, kwargs))
 
 
@@ -151,13 +151,13 @@ def checked_call(
     def trace(to_trace: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arguments = flatten_arguments(args, kwargs, device_assignment)
         with tracing, within(creators=(*ambient().creators, _refuse_created)):
-            without_turns(functools.partial(Program, to_trace, arguments, donate=False, owner=function))
+            exempt_from_lock(functools.partial(Program, to_trace, arguments, donate=False, owner=function))
 
     own = evened(args, kwargs)
     leaves = structures.flatten(own)[0]
     if not PythonState(function.python_function, leaves, name).can_rewind:
         runs = RunScales(trace)
-        with within(driver=runs):
+        with within(interceptor=runs):
             result = call(*args, **kwargs)
         runs.check()
         return result

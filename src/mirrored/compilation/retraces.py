@@ -1,4 +1,24 @@
-"""Log messages about compiled functions that are traced again: why, and how often."""
+"""Log messages about compiled functions that are traced again: why, and how often.
+
+A `Function` keeps one program per cache key. A call whose key is new traces the function again, and compiles. The key
+has two parts:
+
+1. The arguments (`signature.Arguments.key`): the structure of the pytree; for each array the shape, the dtype, whether
+   the type is weak, and the layout of a per-replica value; every other leaf by its value (`static_keys`).
+2. The rest (`signature.Surroundings`): the strategies in scope, whether the call is in a replica, the settings of JAX
+   that change a trace, and the shapes of variables whose shape may change.
+
+Variables are operands of a program, so a new value never traces again. Python globals and closures are constants of the
+trace and not part of the key: a later change has no effect, and `frozen_state` finds the changes that it can detect.
+
+Three other traces have reasons of their own:
+
+- A trace that creates variables is repeated, because later calls must not create them again (`Function._traced`).
+- A function that iterates over a dataset runs as Python. Each function that it passes to `Strategy.run` is compiled,
+  with its code and closure as an additional key (`runtime.hooks.RunInterceptor`).
+- A `jax.jit` function that a step calls is traced by JAX, whose cache keys contain a token for the tape and the replica
+  (`_jax.caches`).
+"""
 
 from __future__ import annotations
 

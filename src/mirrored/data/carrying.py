@@ -6,7 +6,7 @@ import contextvars
 import threading
 from collections.abc import Callable
 
-from mirrored._jax.dispatch import adopt_thread_settings, capture_thread_settings
+from mirrored._jax.interrupts import adopt_thread_settings, capture_thread_settings
 from mirrored._jax.traces import eager
 
 

@@ -16,7 +16,7 @@ def common_position(positions: Sequence[Any]) -> Any:
     """Returns the common read position of all workers if they read the same batches; otherwise None.
 
     A worker that alone has read the data, for instance to show examples, has counted more passes than the others. The
-    position then has the largest count, with which all workers would begin their next pass (`Source.settle_seeds`).
+    position then has the largest count, with which all workers would begin their next pass (`Source.share_seeds`).
 
     Args:
         positions: The position of each worker, as dicts, lists and plain values.

@@ -128,7 +128,7 @@ class DistributedIterator(IteratedAsPython):
             raise item.error
         value, count = item.value, item.examples
         if self._worker_steps is not None:
-            value = self._settled(item)
+            value = self._agreed_input(item)
         self._stats.batches += 1
         self._stats.examples += count
         if item.error is None:
@@ -136,7 +136,7 @@ class DistributedIterator(IteratedAsPython):
             item.value = None  # the feed keeps the item, and must not keep the arrays on the devices
         return value
 
-    def _settled(self, item: FeedItem) -> Any:
+    def _agreed_input(self, item: FeedItem) -> Any:
         """Returns this worker's input for the next step; an empty batch if only other workers still have data.
 
         A worker that has no more data continues with empty batches: the feed returns the item that marks the end again
@@ -144,7 +144,7 @@ class DistributedIterator(IteratedAsPython):
         """
         assert self._worker_steps is not None
         try:
-            return self._worker_steps.settled(item.value, item.error is not None, item.number)
+            return self._worker_steps.agreed_input(item.value, item.error is not None, item.number)
         except StopIteration:
             self._finish("ended")
             raise stop_iteration(self._no_element_error) from None

@@ -115,9 +115,9 @@ class GlobalBatches:
         empty = self._source.no_examples()
         return empty if empty is None or self._rule != "pad" else (empty, np.zeros(0, bool))
 
-    def settle_seeds(self) -> None:
+    def share_seeds(self) -> None:
         """Makes all workers use worker 0's shuffle seeds; must be called before the first batch is read."""
-        self._source.settle_seeds(self._cursor)
+        self._source.share_seeds(self._cursor)
 
     def keep_samples(self) -> None:
         """Starts to keep copies of batches 1, 2, 4, 8, ... for `sample`, to compare the batches between workers."""

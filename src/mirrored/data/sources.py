@@ -161,7 +161,7 @@ class Source(abc.ABC):
         return state
 
     @abc.abstractmethod
-    def settle_seeds(self, cursor: Cursor) -> None:
+    def share_seeds(self, cursor: Cursor) -> None:
         """Makes a new iterator use worker 0's shuffle seeds, so that all workers read in the same order.
 
         A shuffle without a given seed draws a random one, which would differ between the workers.
@@ -244,7 +244,7 @@ class _IterableSource(Source):
         del share, called
         return None
 
-    def settle_seeds(self, cursor: Cursor) -> None:
+    def share_seeds(self, cursor: Cursor) -> None:
         del cursor
 
     def restore(self, cursor: Cursor, state: dict[str, Any] | None, full: int | None) -> bool:

@@ -50,7 +50,7 @@ def check_same_batch(batch: Element, number: int = 1) -> None:
 class WorkerSteps(Protocol):
     """Protocol of objects by which all workers agree on the input of each training step and on the last step."""
 
-    def settled(self, value: PyTree, has_ended: bool, number: int) -> Any:
+    def agreed_input(self, value: PyTree, has_ended: bool, number: int) -> Any:
         """Agrees with the other workers on the input of the next step; returns this worker's part of the input.
 
         Args:
@@ -70,7 +70,7 @@ def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps:
     Context: when an iterator is created.
     """
     if isinstance(reader, GlobalBatches):
-        reader.settle_seeds()
+        reader.share_seeds()
         if not placer.own_batches:
             return SameBatches(reader)
     return OwnBatches(reader, placer)
@@ -91,7 +91,7 @@ class SameBatches:
         reader.keep_samples()
         self._reader = reader
 
-    def settled(self, value: PyTree, has_ended: bool, number: int) -> Any:
+    def agreed_input(self, value: PyTree, has_ended: bool, number: int) -> Any:
         """Checks, for batches 1, 2, 4, 8, ..., that all workers have read the same batch; returns the batch."""
         if has_ended:
             raise StopIteration
@@ -117,7 +117,7 @@ class OwnBatches:
         self._reader, self._placer = reader, placer
         self._template: Any = None
 
-    def settled(self, value: PyTree, has_ended: bool, number: int) -> Any:
+    def agreed_input(self, value: PyTree, has_ended: bool, number: int) -> Any:
         """Returns this worker's per-replica batches for the next step; empty ones if this worker has no more data.
 
         Args:

@@ -80,7 +80,7 @@ class Snapshots:
                     self._waiting.popleft()
                 return
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits until every pending snapshot is complete, has failed, or is dropped because of a newer one.
 
         If a collective has failed, pending snapshots fail soon.

@@ -141,7 +141,7 @@ class Worker:
         distributed.reset_for_another_job()
         phases.begin("settling")
         if joining is None:
-            self._snapshots.settle()
+            self._snapshots.wait()
             for array in recovery.live_arrays():
                 array.delete()
         phases.begin("clearing")

@@ -165,7 +165,7 @@ class Supervisor:
             if number != signal.SIGTERM:
                 for worker in self._running():
                     worker.signal(signal.SIGINT)
-                self._settle(_INTERRUPT_GRACE_SECONDS)
+                self._wait_for_exits(_INTERRUPT_GRACE_SECONDS)
                 return Failure("interrupted; all workers were ended", _INTERRUPTED)
             if self._terminated_at is None:
                 self._terminated_at = time.monotonic()
@@ -181,7 +181,7 @@ class Supervisor:
     def _running(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.code is None]
 
-    def _settle(self, seconds: float) -> None:
+    def _wait_for_exits(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end and any(worker.code is None for worker in self._workers):
             self._wait_for_news()
@@ -203,7 +203,7 @@ class Supervisor:
             return None
         if not gone and all(worker.failing and worker.failing[0] == LOST_PEER for worker in asking):
             # The end of the lost peer may become visible in a moment, unless it runs on another machine.
-            self._settle_until_gone(_BLAME_SECONDS)
+            self._wait_for_an_exit(_BLAME_SECONDS)
         culprit = min((worker for worker in self._blamable() if worker.failing or worker.code), key=_blame_order)
         if culprit.failing is not None:
             self._await_report_of(culprit)
@@ -226,7 +226,7 @@ class Supervisor:
                 if worker.failing is not None:
                     self._await_report_of(worker)
 
-    def _settle_until_gone(self, seconds: float) -> None:
+    def _wait_for_an_exit(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(0.01)

@@ -31,7 +31,7 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.entry_point import restoring
 from mirrored.tape import GradientTape, unrecorded
 from mirrored.variables import Variable, access
-from mirrored.variables.state_lock import together, turn
+from mirrored.variables.state_lock import assignment_lock, together
 
 
 class Optimizer:
@@ -250,7 +250,7 @@ class Optimizer:
 
         def update(summed: Sequence[Pair], extra: Sequence[Any]) -> None:
             variables = [variable for _, variable in summed]
-            with turn():
+            with assignment_lock():
                 self._build(variables, lambda: pairs_in_key_order(given, pairs))
                 self._update(variables, [total for total, _ in summed], dict(zip(names, extra, strict=True)))
 

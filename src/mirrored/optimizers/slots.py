@@ -224,7 +224,7 @@ class Slots:
             ArgumentError: Variables are added to a rule that keeps one state whose shape depends on all variables.
         """
         for variable in self.missing(variables):
-            variable.settle()  # A pending restore may also create this variable's slots, so it must run first.
+            variable.supply_value()  # A pending restore may also create this variable's slots, so it must run first.
         new = self.missing(variables)
         if not new:
             return

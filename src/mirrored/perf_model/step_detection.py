@@ -128,7 +128,7 @@ class _CallWatch:
         results = jax.tree.leaves(result)
         jax.block_until_ready([leaf for leaf in results if isinstance(leaf, jax.Array)])
         ended = time.perf_counter()
-        if function._driver is not None:
+        if function._interceptor is not None:
             # It takes elements of a dataset, so it ran as Python, and the compiled runs in it have their own records.
             self.records.pop(id(function), None)
             return result

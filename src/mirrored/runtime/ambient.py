@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import jax
 
     from mirrored.runtime.element_draws import ElementDraws
-    from mirrored.runtime.hooks import Driver
+    from mirrored.runtime.hooks import RunInterceptor
     from mirrored.runtime.replica_runner import ReplicaRunner
     from mirrored.runtime.variable_store import VariableStore
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The ambient context: the current strategy, replica, variable store and so on, in one object per thread.
 #
 # A replica thread starts with a copy of it (`Ambient.fork`), and no other mechanism carries ambient state.
-# `mirrored._jax.dispatch` copies JAX's own thread-local state.
+# `mirrored._jax.interrupts` copies JAX's own thread-local state.
 
 
 @dataclasses.dataclass
@@ -33,7 +33,7 @@ class Ambient:
         store: The variable store that variables are read from and written to; None means their storage.
         listeners: The listeners that are notified of reads and writes of variables, innermost last.
         runner: The replica runner of the enclosing `run`; None outside of `run`.
-        driver: Compiles the runs of the enclosing function that is driven from Python; None outside of one.
+        interceptor: Compiles the runs of the enclosing function that is driven from Python; None outside of one.
         creators: The variable creators of the open `variable_creator_scope` blocks, innermost last.
         element: The random numbers of the dataset's function that is called; None outside of such functions.
     """
@@ -43,7 +43,7 @@ class Ambient:
     store: VariableStore | None = None
     listeners: tuple[ReadListener, ...] = ()
     runner: ReplicaRunner | None = None
-    driver: Driver | None = None
+    interceptor: RunInterceptor | None = None
     creators: tuple[Callable[..., Any], ...] = ()
     element: ElementDraws | None = None
 

@@ -46,5 +46,8 @@ def entry_point(function: F) -> F:
 @contextmanager
 def outside_of_everything() -> Iterator[None]:
     """Leaves this thread's scopes, runs, tapes and traces in a ``with`` block, so that assignments run immediately."""
-    with within(strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, driver=None), eager():
+    with (
+        within(strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, interceptor=None),
+        eager(),
+    ):
         yield

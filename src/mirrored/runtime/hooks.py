@@ -258,8 +258,8 @@ def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
         error: Creates the error for the caller of a driven function. A StopIteration must not leave the function, where
             it would silently end a loop of the caller.
     """
-    driver = ambient().driver
-    return StopIteration() if driver is None or not driver.compiles else EndOfElements(error())
+    interceptor = ambient().interceptor
+    return StopIteration() if interceptor is None or not interceptor.compiles else EndOfElements(error())
 
 
 def note_iteration() -> None:
@@ -273,11 +273,11 @@ def note_iteration() -> None:
     here = ambient()
     if here.store is not None and here.store.captures:
         raise IteratedWhileTracing
-    if here.driver is not None:
-        here.driver.has_iterated = True
+    if here.interceptor is not None:
+        here.interceptor.has_iterated = True
 
 
-class Driver:
+class RunInterceptor:
     """Compiles and caches the functions that a `mirrored.function` running as Python passes to `Strategy.run`.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
@@ -292,7 +292,7 @@ class Driver:
     """
 
     compiles = True
-    """Whether the runs are compiled. Otherwise the driver is one that only looks at them (`compilation.ragged`)."""
+    """Whether the runs are compiled. Otherwise the interceptor only records them (`compilation.ragged`)."""
 
     def __init__(self, compile_function: Callable[[Callable[..., Any]], Any], key_of: KeyOf) -> None:
         self._compile = compile_function
@@ -338,5 +338,5 @@ class Driver:
 
     @property
     def trace_count(self) -> int:
-        """The number of times that this driver's compiled replica functions have been traced."""
+        """The number of times that this interceptor's compiled replica functions have been traced."""
         return sum(compiled.trace_count for compiled in {id(one): one for one in self._compiled.values()}.values())

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from mirrored._jax import caches
-from mirrored._jax.dispatch import ThreadSettings, adopt_thread_settings, capture_thread_settings
+from mirrored._jax.interrupts import ThreadSettings, adopt_thread_settings, capture_thread_settings
 from mirrored._threads import Claim, start
 from mirrored.errors import MergeError
 from mirrored.runtime.ambient import Ambient, entered
@@ -21,7 +21,7 @@ from mirrored.runtime.merge import Merge
 # devices; in a compiled run those of one device (its virtual replicas); their trace is the program of every device.
 #
 # Each replica runs until it calls a merge, and waits there at a barrier. When all replicas have arrived, the merge runs
-# once, in the thread that started them (called the driver in this module; `Ambient.driver` is another one). Then the
+# once, in the thread that started them (called the driver in this module). Then the
 # replicas continue in index order. If the merge raises an `Exception`, its assignments are undone, and every replica
 # raises that exception object at its call of the merge. An exception that escapes from a replica's function ends the
 # run: all other replicas are unwound (`_Unwind`), all threads are joined, and `LockStep.run` raises the exception. The

@@ -132,7 +132,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     if merge.nested is None:
         raise under_transform_error(merge)
     local = ambient().replica.local_index
-    runner.tell_apart(local)
+    runner.separate_traces(local)
     return merge.nested(local, payload)
 
 

@@ -5,7 +5,7 @@ While `jax.vjp` differentiates a function, the values that the function assigns 
 Stored in a variable, or in the store of the enclosing run, they would leak from the transform. An overlay store
 collects them instead, and reads of the assigned variables return them. The differentiated function returns the
 collected tracers (`values`) as auxiliary results of `jax.vjp`. When the differentiation is complete, these results are
-values of the enclosing trace (concrete arrays in eager code), and `settle` assigns them to the variables in the store
+values of the enclosing trace (concrete arrays in eager code), and `flush` assigns them to the variables in the store
 below. An assignment has no derivative, so a read that follows it in the function is a constant of the differentiation.
 
 `tf.recompute_grad` uses it likewise for `jax.checkpoint`, which traces a function.
@@ -60,7 +60,7 @@ class OverlayStore(VariableStore):
         """Returns the values that have been assigned in this store so far, as tracers, in order of assignment."""
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
-    def settle(self, values: Sequence[Any]) -> None:
+    def flush(self, values: Sequence[Any]) -> None:
         """Assigns `values` to the staged variables in the underlying store, after the differentiation.
 
         If there is no underlying store, and for a plain variable in an eager run, it replaces the stored value.
@@ -160,16 +160,16 @@ class OverlayStore(VariableStore):
             del self._staged[key]
 
 
-def assignments_apart(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
+def collecting_assignments(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
     """Wraps `function` so that its variable assignments go to a new `OverlayStore`; returns the store and wrapper.
 
-    The caller returns the store's `values()` as auxiliary results of the differentiation, and then calls `settle`.
+    The caller returns the store's `values()` as auxiliary results of the differentiation, and then calls `flush`.
     """
     here = ambient()
     overlay = OverlayStore(here.store, here.runner)
 
-    def apart(*args: Any, **kwargs: Any) -> Any:
+    def collecting(*args: Any, **kwargs: Any) -> Any:
         with overlay.current():
             return function(*args, **kwargs)
 
-    return overlay, apart
+    return overlay, collecting

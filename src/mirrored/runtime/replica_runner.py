@@ -63,14 +63,14 @@ class ReplicaRunner(abc.ABC):
         """Returns the key that separates one replica's entries in JAX's tracing caches from those of other replicas."""
         return self.device_assignment.num_replicas, local
 
-    def tell_apart(self, local: int) -> None:
+    def separate_traces(self, local: int) -> None:
         """Makes JAX cache separate traces per replica, if a jitted function is being traced inside a replica.
 
         Called when user code reads the replica id or the number of replicas, or calls a merge under a transform. The
         helper's trace then contains replica-specific constants, so JAX must not reuse it for other replicas.
         """
         if not self.in_place and trace_below_tapes(current_trace()) is not self.base_trace:
-            caches.tell_replicas_apart(self.trace_key(local))
+            caches.separate_replicas(self.trace_key(local))
 
     def note_summed(  # noqa: B027
         self, called: str, rows: Sequence[Sequence[Any]], *, are_divided: bool = False

@@ -403,8 +403,8 @@ class TracedReplicaStore(ReplicaStore):
         return self._captured[key]
 
     def before(self, variable: VariableLike, replica: int) -> Any:
-        apart = self.separates_reads and jnp.issubdtype(variable.dtype, jnp.inexact)
-        return self.capture(variable, replica if variable.per_replica or apart else None)
+        separate = self.separates_reads and jnp.issubdtype(variable.dtype, jnp.inexact)
+        return self.capture(variable, replica if variable.per_replica or separate else None)
 
     def whole_before(self, variable: VariableLike) -> Any:
         if not variable.per_replica:

@@ -122,7 +122,7 @@ def would_differ_error(variable: VariableLike, where: Iterable[str], how: str) -
     )
 
 
-def warn_of_assignment_in_turn(variable: Any, where: Iterable[str], replicas: int) -> None:
+def warn_of_assignment_per_replica(variable: Any, where: Iterable[str], replicas: int) -> None:
     """Warns that the replicas of a `run` assign a variable that was created outside any scope.
 
     A compiled run updates such a variable once. In an eager run, the replicas update it one after another.

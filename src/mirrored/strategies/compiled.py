@@ -31,7 +31,6 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.staged_values import Captured, StagedAssignment
 from mirrored.runtime.variable_store import FunctionStore, created_in_function, is_under_tape
 from mirrored.strategies import fixed_order_runs
-from mirrored.strategies.binding import Binding
 from mirrored.strategies.body_outputs import BodyOutputs
 from mirrored.strategies.checks import (
     OutSpecs,
@@ -39,11 +38,12 @@ from mirrored.strategies.checks import (
     merged_differently_error,
     not_replicated_error,
     refuse_other_meshes,
-    warn_of_assignment_in_turn,
+    warn_of_assignment_per_replica,
     would_differ_error,
 )
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.padding import contain
+from mirrored.strategies.shard_map_call import Binding
 from mirrored.strategies.tracing_runner import TracingRunner, as_passed, origin_of
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
@@ -279,7 +279,7 @@ class _Run:
             if not analysis.same(atoms):
                 raise would_differ_error(entry.variable, entry.where, _how(analysis, atoms))
             if entry.variable.device_assignment is None and entry.whole is None and self._reads(body, entry.variable):
-                warn_of_assignment_in_turn(entry.variable, entry.where, self._device_assignment.num_replicas)
+                warn_of_assignment_per_replica(entry.variable, entry.where, self._device_assignment.num_replicas)
         returned = [(place, leaf) for place, leaf in enumerate(self._leaves) if leaf.is_array]
         for (place, leaf), atoms in zip(returned, outputs.results, strict=True):
             if not leaf.is_replicated or (leaf.is_declared and self._is_repeated) or analysis.same(atoms):

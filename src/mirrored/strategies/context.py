@@ -96,7 +96,7 @@ class ReplicaContext:
         """
         runner = ambient().runner
         if runner is not None:
-            runner.tell_apart(self.local_index)
+            runner.separate_traces(self.local_index)
         return self._replica_id() if callable(self._replica_id) else self._replica_id
 
     @property

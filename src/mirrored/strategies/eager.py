@@ -18,7 +18,7 @@ from mirrored.strategies.checks import OutSpecs
 from mirrored.strategies.eager_equality import is_number
 from mirrored.strategies.eager_runner import EagerRunner
 from mirrored.values import structures
-from mirrored.variables.state_lock import turn
+from mirrored.variables.state_lock import assignment_lock
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -40,7 +40,7 @@ def run_eager(
         warn_of_kernels(runner.device_assignment.devices[0].platform)
     here, trace = ambient(), current_trace()
     try:
-        with turn():
+        with assignment_lock():
             if runner.device_assignment.spans_processes:
                 name = getattr(fn, "__qualname__", type(fn).__name__)
                 has_numbers = any(map(is_number, structures.flatten((tuple(args), dict(kwargs)))[0]))
@@ -78,7 +78,7 @@ def run_alone(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     """Executes an eager `Strategy.run` with a single replica; undoes its variable assignments after an exception."""
     here, trace = ambient(), current_trace()
     try:
-        with turn():
+        with assignment_lock():
             return with_rollback(lambda: fn(*args, **kwargs))
     finally:
         # An exception that a signal handler raises may skip the exits of context managers.

@@ -247,7 +247,7 @@ class EagerRunner(ReplicaRunner):
         algorithm = self.strategy.cross_device_ops
         if _has_recorded(arrays):
             if self._spans:
-                return [parts[0] for parts in all_reduce_recorded(self._reduce_apart, op, arrays)]
+                return [parts[0] for parts in all_reduce_recorded(self._reduce_eager, op, arrays)]
             # A tape outside `run` records the reduction as ordinary operations, so it runs on one device.
             near = [[self._near(component) for component in components] for components in arrays]
             reduced = algorithm.reduce_arrays(op, near, Group(axis=None, devices=1, local=self.num_local))
@@ -265,7 +265,7 @@ class EagerRunner(ReplicaRunner):
         everyone = host_allgather("Strategy.run", question, [own, is_recorded])
         kinds_of_all = zip(*(kinds for kinds, _ in everyone), strict=True)
         types = [one_type(place, kinds) for place, kinds in enumerate(kinds_of_all)]
-        # A reduction that the tape of any worker records compares the calls again (`_reduce_apart`): all must do so.
+        # A reduction that the tape of any worker records compares the calls again (`_reduce_eager`): all must do so.
         reduce = self.reduce if any(recorded for _, recorded in everyone) else self._reduce_compared
         arrays = [
             [jnp.zeros(kind[1], kind[0])] * self.num_local if column is None else column
@@ -284,14 +284,14 @@ class EagerRunner(ReplicaRunner):
         if not _has_recorded(arrays):
             results = [[whole] * self.num_local for whole in reduce(op, arrays)]
         elif self._spans:
-            results = all_reduce_recorded(self._reduce_apart, op, arrays)
+            results = all_reduce_recorded(self._reduce_eager, op, arrays)
         else:
             near = [[self._near(component) for component in components] for components in arrays]
             alone = Group(axis=None, devices=1, local=self.num_local)
             results = self.strategy.cross_device_ops.all_reduce(op, near, alone)
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
-    def _reduce_apart(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def _reduce_eager(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """All-reduces concrete arrays; returns a copy of each result on every local replica's device."""
         wholes = self.reduce(op, arrays)
         return [[_on_device(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
@@ -309,7 +309,7 @@ class EagerRunner(ReplicaRunner):
             return [on_all_devices(whole, self.device_assignment) for whole in wholes]
         if _has_recorded(arrays):
             return [
-                gather_recorded(self._reduce_apart, components, axis, self.device_assignment) for components in arrays
+                gather_recorded(self._reduce_eager, components, axis, self.device_assignment) for components in arrays
             ]
         return [gather_across(components, axis, self.device_assignment) for components in arrays]
 

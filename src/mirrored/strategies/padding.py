@@ -27,7 +27,7 @@ from mirrored._jax.inlining import Staged, calls_python, stage
 from mirrored._jax.jaxprs import Literal
 from mirrored._jax.local_collectives import bind_equation, local_replica_of
 from mirrored._jax.source_lines import scopes_of
-from mirrored.collectives.summation import Group, apart
+from mirrored.collectives.summation import Group, without_padding_gradient
 
 if TYPE_CHECKING:
     from mirrored._jax.jaxprs import JaxprEqn
@@ -110,7 +110,7 @@ class _Contained:
         self._slots = {scope_of(local): local for local in range(group.local)}
         self._keeps_gradients = keeps_gradients
         self._known: dict[Any, Any] = {}
-        self._apart: dict[Any, Any] = {}
+        self._without_gradient: dict[Any, Any] = {}
         self._own: set[Any] = set()
 
     def run(self, body: Staged, inputs: Sequence[Any]) -> list[Any]:
@@ -124,7 +124,7 @@ class _Contained:
     def _applied(self, eqn: JaxprEqn) -> list[Any]:
         local = next((self._slots[name] for name in scopes_of(eqn) if name in self._slots), None)
         if local == self._group.local - 1:
-            operands = [self._read_apart(atom) for atom in eqn.invars]
+            operands = [self._read_without_gradient(atom) for atom in eqn.invars]
             self._own.update(eqn.outvars)
         else:
             operands = [self._read(atom) for atom in eqn.invars]
@@ -135,10 +135,10 @@ class _Contained:
     def _read(self, atom: Any) -> Any:
         return atom.val if isinstance(atom, Literal) else self._known[atom]
 
-    def _read_apart(self, atom: Any) -> Any:
+    def _read_without_gradient(self, atom: Any) -> Any:
         """Returns an operand of a device's last slot; if the slot is empty, stops gradients to values outside of it."""
         if not self._keeps_gradients or isinstance(atom, Literal) or atom in self._own:
             return self._read(atom)
-        if atom not in self._apart:
-            self._apart[atom] = apart(self._known[atom], self._is_real)
-        return self._apart[atom]
+        if atom not in self._without_gradient:
+            self._without_gradient[atom] = without_padding_gradient(self._known[atom], self._is_real)
+        return self._without_gradient[atom]

@@ -77,10 +77,10 @@ class Strategy(DistributesInput, OlderNames):
     def num_replicas_in_sync(self) -> int:
         """The total number of replicas of the strategy."""
         here = ambient()
-        # The number becomes a constant in the trace of a jitted helper that reads it. `tell_apart` keeps JAX from
+        # The number becomes a constant in the trace of a jitted helper that reads it. `separate_traces` keeps JAX from
         # reusing a replica's trace elsewhere. In eager cross-replica code nothing does, as for any global in plain JAX.
         if here.runner is not None and here.replica is not None:
-            here.runner.tell_apart(here.replica.local_index)
+            here.runner.separate_traces(here.replica.local_index)
         return 1 if self._device_assignment is None else self._device_assignment.num_replicas
 
     @property
@@ -197,8 +197,8 @@ class Strategy(DistributesInput, OlderNames):
         if not here.strategies:
             hooks.connect()
         given = fn
-        if here.driver is not None and here.store is None and here.runner is None and not isinstance(fn, Function):
-            fn = here.driver.of_run(self, fn, args, kwargs)
+        if here.interceptor is not None and here.store is None and here.runner is None and not isinstance(fn, Function):
+            fn = here.interceptor.of_run(self, fn, args, kwargs)
         if isinstance(fn, Function):
             if fn.steps_per_call is not None:
                 raise ArgumentError(
@@ -212,7 +212,7 @@ class Strategy(DistributesInput, OlderNames):
                 run = functools.partial(
                     fn.around(self, functools.partial(self._runs, out_specs), specs.key), *args, **kwargs
                 )
-                return run() if here.driver is None or given is fn else here.driver.run(given, fn, run)
+                return run() if here.interceptor is None or given is fn else here.interceptor.run(given, fn, run)
             # Inside a trace or a run, a call of `fn` runs inline, with its conversions.
         with within(strategies=(*here.strategies, self)), axis_names_explained():
             if self._device_assignment is None or self._device_assignment.num_replicas == 1:
@@ -230,7 +230,7 @@ class Strategy(DistributesInput, OlderNames):
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
             # Without a driver the run stays eager if shapes differ between replicas, also in a loop that compiles runs.
-            with within(driver=None):
+            with within(interceptor=None):
                 return self.run(fn, args, kwargs, out_specs=out_specs)
 
         return run

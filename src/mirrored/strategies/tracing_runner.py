@@ -19,7 +19,7 @@ from mirrored.analysis.replication_check import Origin
 from mirrored.collectives.fixed_order_tree import fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import group_of
-from mirrored.collectives.summation import apart, bounded, stack_isolated
+from mirrored.collectives.summation import bounded, stack_isolated, without_padding_gradient
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import LockStep
 from mirrored.runtime.merge import Merge, is_outside, under_transform_error
@@ -242,14 +242,14 @@ class TracingRunner(ReplicaRunner):
         first = values[0]
         is_one = structures.identical(values) if len(values) > 1 else not isinstance(value, PerReplica)
         if not is_one or not self.bit_identical or not _is_inexact_tracer(first):
-            return self._apart_in_padding(self.isolated(values))
+            return self._without_padding_gradient(self.isolated(values))
         return fan_out_once(self.group_info, self.isolated([first])[0])
 
-    def _apart_in_padding(self, values: list[Any]) -> list[Any]:
+    def _without_padding_gradient(self, values: list[Any]) -> list[Any]:
         # A variable or a concrete value stays the same object in all slots; no gradient flows through it.
         if not self.group_info.padded or self.algorithm.drops_padding or not _is_inexact_tracer(values[-1]):
             return values
-        return [*values[:-1], apart(values[-1], self.group_info.is_real())]
+        return [*values[:-1], without_padding_gradient(values[-1], self.group_info.is_real())]
 
     def isolated(self, values: Sequence[Any]) -> list[Any]:
         # A merge computes once per device what all of the device's replicas read, and its backward pass likewise.

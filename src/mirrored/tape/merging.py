@@ -30,7 +30,7 @@ from mirrored.analysis.dataflow import reached_results
 from mirrored.errors import TapeError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
-from mirrored.runtime.overlay_store import assignments_apart
+from mirrored.runtime.overlay_store import collecting_assignments
 from mirrored.tape.no_derivative import Key
 from mirrored.tape.operation import linearize, linearize_with
 from mirrored.tape.record import Pulled, Record, Runner, no_cotangent
@@ -130,9 +130,9 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]], persistent: bool) -> l
         shapes[:] = [[_ARRAY if _is_array(value) else value for value in result] for result in results]
         return [value for result in results for value in result if _is_array(value)]
 
-    overlay, staged = assignments_apart(merged)
+    overlay, staged = collecting_assignments(merged)
     results, pullback, assigned = linearize_with(staged, operands, watched, overlay.values)
-    overlay.settle(assigned)
+    overlay.flush(assigned)
     residuals, tree = jax.tree.flatten(pullback)
     arrays = iter(results)
     by_replica = [[next(arrays) if other is _ARRAY else other for other in shape] for shape in shapes]

@@ -24,7 +24,7 @@ from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerRep
 from mirrored.variables.assigned import as_result
 from mirrored.variables.assignment import Assignment
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, no_strategy_error, reduction_of
-from mirrored.variables.state_lock import lock, turn
+from mirrored.variables.state_lock import assignment_lock, lock
 from mirrored.variables.storage import aligned, donatable, placed, uncommitted
 from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, component_error, row_in, write_components
 
@@ -236,7 +236,7 @@ def _write_whole(assignment: Assignment, value: object, store: VariableStore | N
     if store is None:
         check_same_everywhere(assignment, value)
         # The lock makes read and store atomic: no other thread assigns between them.
-        with turn(), lock:
+        with assignment_lock(), lock:
             new = assignment.combined(assignment.old(), aligned(value, variable.device_assignment))
             stored = placed(donatable(new), variable.device_assignment, per_replica=False)
             variable.store(stored, shared=assignment.read_value)
@@ -330,7 +330,7 @@ def _write_alone(assignment: Assignment, value: object) -> Any:
     """Assigns a variable in a run with a single replica, where there are no other replicas' values to aggregate."""
     variable = assignment.variable
     value = _aggregated_alone(assignment, value)
-    with turn(), lock:
+    with assignment_lock(), lock:
         old = assignment.old()
         first = old[0] if variable.per_replica and old is not None else old
         new = assignment.combined(first, aligned(value, variable.device_assignment))

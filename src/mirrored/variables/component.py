@@ -18,7 +18,7 @@ from mirrored.values.stacking import stack_components
 from mirrored.variables.access import check_strategy, check_writable, store_of
 from mirrored.variables.assignment import Assignment
 from mirrored.variables.operators import VariableOperators
-from mirrored.variables.state_lock import lock, turn
+from mirrored.variables.state_lock import assignment_lock, lock
 from mirrored.variables.storage import near
 from mirrored.variables.sync_on_read import row_in, row_of
 
@@ -191,7 +191,7 @@ def write_component(assignment: Assignment, replica: int, value: object) -> Any:
             remedy=f"write {variable.name}.assign(value) in the replica function",
         )
     if store is None:
-        with turn(), lock:
+        with assignment_lock(), lock:
             return _store_component(assignment, replica, value)
     whole, row = store.whole(variable), row_of(variable, replica, here)
     new = assignment.combined(row_in(whole, variable, replica, here), value)

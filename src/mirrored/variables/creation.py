@@ -27,7 +27,7 @@ from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables.rules import check_kind
-from mirrored.variables.state_lock import apart
+from mirrored.variables.state_lock import stored_immediately
 
 # Variable creation: the replicas of a run that execute one constructor call share one variable.
 
@@ -270,16 +270,16 @@ def _check_outlines(outlines: list[str], name: str | None) -> None:
 # runs. So the constructor only registers a callback. The first access to the stored value calls it, and the checkpoint
 # then looks the variable up.
 
-Settle = Callable[[Any], None]
+Supplier = Callable[[Any], None]
 withheld: Final[dict[int, weakref.ref[Any]]] = {}
 """The variables with a pending restore callback, by identity."""
 
 
 class _RestoreWatch:
-    made: Callable[[Any], Settle | None] | None = None
+    made: Callable[[Any], Supplier | None] | None = None
 
 
-def set_watch(made: Callable[[Any], Settle] | None) -> None:
+def set_watch(made: Callable[[Any], Supplier] | None) -> None:
     """Registers a function to be called with every new variable, so that a checkpoint can restore the variable later.
 
     Args:
@@ -293,7 +293,7 @@ class Awaiting:
     """Mixin of variables whose value a restored checkpoint may supply later, before the first use."""
 
     # The pending callback, set by a checkpoint that was restored earlier. Nearly always None.
-    _withheld: Settle | None = None
+    _withheld: Supplier | None = None
     _array: Any
 
     def initial(self) -> Any:
@@ -306,33 +306,33 @@ class Awaiting:
         if ask is not None:
             self.withhold(ask)
 
-    def withhold(self, ask: Settle) -> None:
+    def withhold(self, ask: Supplier) -> None:
         """Registers a callback that will supply the variable's value before the value is next used."""
         key = id(self)
         self._withheld = ask
         withheld[key] = weakref.ref(self, lambda _: withheld.pop(key, None))
 
-    def awaited(self) -> Settle | None:
+    def awaited(self) -> Supplier | None:
         """Returns the callback that will supply the variable's value, or None."""
         return self._withheld
 
-    def is_withheld_from(self, ask: Settle) -> bool:
+    def is_withheld_from(self, ask: Supplier) -> bool:
         """Returns whether a callback other than `ask` is registered to supply the variable's value."""
         return self._withheld is not None and self._withheld is not ask
 
-    def settle(self) -> None:
+    def supply_value(self) -> None:
         """Calls and removes the callback that supplies the variable's value, if one is registered."""
         ask = self._withheld
         self.release()
         if ask is not None:
-            with apart():  # the value stays if the code that reads it fails
+            with stored_immediately():  # the value stays if the code that reads it fails
                 ask(self)
 
     def before_write(self) -> None:
         """Calls the pending callback's `before_write`, if any, before other code overwrites the awaited value."""
         before_write = getattr(self._withheld, "before_write", None)
         if before_write is not None:
-            with apart():
+            with stored_immediately():
                 before_write(self)
 
     def release(self) -> None:
@@ -342,8 +342,8 @@ class Awaiting:
             withheld.pop(id(self), None)
 
 
-def settle_all(variables: Iterable[Any]) -> None:
+def supply_values(variables: Iterable[Any]) -> None:
     """Calls the registered callbacks that supply the values of several variables (deferred restoration)."""
     for variable in variables:
         if id(variable) in withheld:
-            variable.settle()
+            variable.supply_value()

@@ -18,7 +18,7 @@ from mirrored.values.index_checks import outside
 from mirrored.values.sparse_rows import updates_shape, without_wrapping
 from mirrored.variables.access import check_writable, store_of
 from mirrored.variables.rules import VariableAggregation, check_kind
-from mirrored.variables.state_lock import turn
+from mirrored.variables.state_lock import assignment_lock
 
 _PLAIN: Final = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
 
@@ -162,7 +162,7 @@ class Scattering:
     def _replace_nd(self: Any, method: str, indices: Operand, updates: Operand, how: str) -> Any:
         self._check_scatter(method, sums=False)
         values, places = self._slices(method, indices, updates), self._index_vectors(method, indices)
-        with turn():
+        with assignment_lock():
             return self.assign(getattr(self.read_value().at[places], how)(values, mode="drop"))
 
     def _rows(self: Any, method: str, rows: Any) -> Any:
@@ -181,7 +181,7 @@ class Scattering:
 
     def _replace(self: Any, method: str, rows: Any, how: str) -> Any:
         self._check_scatter(method, sums=False)
-        with turn():
+        with assignment_lock():
             target = self.read_value().at[self._places(method, rows)]
             return self.assign(getattr(target, how)(self._rows(method, rows), mode="drop"))
 
@@ -195,7 +195,7 @@ class Scattering:
             values, indices = here.replica.all_gather([values, indices], 0)
         if together and self.aggregation is VariableAggregation.MEAN:
             values = values / self.num_replicas
-        with turn():
+        with assignment_lock():
             old = self.read_value()
             new = how(old, indices, values.astype(old.dtype))
             if not together or store is None:

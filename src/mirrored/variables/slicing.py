@@ -14,7 +14,7 @@ from mirrored.errors import ArgumentError, NotSupportedError, VariableError
 from mirrored.runtime.ambient import ambient
 from mirrored.values.index_checks import values_now
 from mirrored.variables.rules import VariableAggregation, check_kind
-from mirrored.variables.state_lock import turn
+from mirrored.variables.state_lock import assignment_lock
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -61,7 +61,7 @@ class Slice:
         check_kind(value, variable.dtype, called, variable.name)
         _check_index(self.index, variable.component_shape, called)
         new = as_array(value, variable.dtype)
-        with turn():
+        with assignment_lock():
             place = variable.read_value().at[self.index]
             shape = place.get().shape
             try:

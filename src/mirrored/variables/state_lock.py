@@ -5,8 +5,8 @@ results are stored, the variables hold deleted buffers. Three kinds of code must
 
 - *Exception handlers* in the thread that runs the step (after Ctrl-C, a signal handler that raises, or an exception
   that another thread injects). CPython runs signal handlers and raises injected exceptions only in Python bytecode,
-  never inside a C call that runs no Python code (details in `mirrored._jax.dispatch`). A donating step is therefore one
-  C call: it exhausts an iterator whose steps, all written in C, dispatch the program and store each result
+  never inside a C call that runs no Python code (details in `mirrored._jax.interrupts`). A donating step is therefore
+  one C call: it exhausts an iterator whose steps, all written in C, dispatch the program and store each result
   (`compilation.dispatch.DonatingSteps`). All other code stores several values by `store_all`, also in one C call, and a
   single value by `VariableStorage.store`, whose attribute assignments call nothing, so no handler runs between them.
 - *Other threads*. A writer holds `lock`. A reader of one value takes no lock:
@@ -33,7 +33,7 @@ from itertools import repeat
 from operator import setitem
 from typing import Any, Final, Protocol, TypeVar
 
-from mirrored._jax.dispatch import consume
+from mirrored._jax.interrupts import consume
 from mirrored.errors import ContextError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.rollback import register_storage_rollback
@@ -47,13 +47,13 @@ tracing: Final = threading.RLock()
 """Held while a function is traced, which may create variables. Lock order: this lock before `lock`."""
 
 running: Final = threading.RLock()
-"""The assignment lock (`turn`): held while values are read and then replaced, and during an eager run.
+"""The assignment lock (`assignment_lock`): held while values are read and then replaced, and during an eager run.
 
 Lock order: this lock before the other two. In an eager run, the thread that called `run` holds it: the replicas read
 variables one after another, and their assignments are stored at the end. No other thread may replace values in between,
 whether by a run, a compiled step, an assignment, an optimizer or a restore.
 """
-_NO_TURN: Final = nullcontext()
+_NO_LOCK: Final = nullcontext()
 
 
 class StepInProgress(Protocol):
@@ -110,18 +110,17 @@ class _LockThread(threading.local):
 thread: Final = _LockThread()
 
 
-def turn() -> AbstractContextManager[Any]:
+def assignment_lock() -> AbstractContextManager[Any]:
     """Returns the lock that a thread holds to read and then assign variables without interference by other threads.
 
-    This is the assignment lock (`running`), not the turn of a replica's thread in `runtime.lockstep`. Entering it waits
-    while another thread holds it, for instance during an eager run. In a thread that needs no lock (`excuse`,
-    `without_turns`), the result is an empty context manager.
+    This is the lock `running`. Entering it waits while another thread holds it, for instance during an eager run. In
+    a thread that needs no lock (`excuse`, `exempt_from_lock`), the result is an empty context manager.
 
     Raises:
         ContextError: The call is in a callback of a compiled program, which would deadlock.
     """
     if thread.excused:
-        return _NO_TURN
+        return _NO_LOCK
     refuse_callbacks("replacing the value of a variable")
     return running
 
@@ -131,8 +130,8 @@ def excuse() -> None:
     thread.excused = True
 
 
-def without_turns(trace: Callable[[], T]) -> T:
-    """Calls `trace`, which traces a program, while this thread is exempt from the assignment lock (`turn`)."""
+def exempt_from_lock(trace: Callable[[], T]) -> T:
+    """Calls `trace`, which traces a program, while this thread is exempt from the assignment lock."""
     before = thread.excused
     try:
         thread.excused = True
@@ -141,7 +140,7 @@ def without_turns(trace: Callable[[], T]) -> T:
         thread.excused = before
 
 
-def settle() -> None:
+def finish_step() -> None:
     """Waits until a step in another thread has stored its results; completes a step that was interrupted."""
     refuse_callbacks("reading a variable")
     with lock:
@@ -283,18 +282,18 @@ def with_storage_rollback(call: Callable[[], T]) -> T:
 register_storage_rollback(with_storage_rollback)
 
 
-def in_turn_with_rollback(call: Callable[[], T]) -> T:
-    """Calls a function with the assignment lock (`turn`) held; after an exception, restores the assigned variables.
+def locked_with_rollback(call: Callable[[], T]) -> T:
+    """Calls a function with the assignment lock held; after an exception, restores the assigned variables.
 
     Eager calls of compiled functions thus keep all values after an error, as compiled calls do, also those of variables
     that are assigned outside of `Strategy.run`.
     """
-    with turn():
+    with assignment_lock():
         return with_storage_rollback(call)
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def stored_immediately() -> Iterator[None]:
     """Stores a ``with`` block's assignments at once and permanently, despite `with_storage_rollback` or `together`."""
     before, kept_back = thread.before, thread.kept_back
     thread.before = thread.kept_back = None
@@ -314,7 +313,7 @@ def together(assign: Callable[[], None]) -> None:
         assign()
         return
     kept: list[tuple[Any, Any, bool]] = []
-    with turn():
+    with assignment_lock():
         store = ambient().store
         try:  # before the first call: a KeyboardInterrupt may be raised at the entry of any
             thread.kept_back = kept

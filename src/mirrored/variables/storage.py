@@ -23,7 +23,7 @@ from mirrored.runtime.ambient import ambient
 from mirrored.values.tensor_shape import TensorShape
 from mirrored.variables.creation import Awaiting
 from mirrored.variables.former import forget_computed, restore_failed
-from mirrored.variables.state_lock import lock, note_former, note_pending, settle, state, thread
+from mirrored.variables.state_lock import finish_step, lock, note_former, note_pending, state, thread
 
 if TYPE_CHECKING:
     from mirrored.runtime.staged_values import VariableLike
@@ -239,7 +239,7 @@ class VariableStorage(Awaiting):
             LostStateError: The value is lost: a step that owned its buffer failed.
         """
         if self._withheld is not None:
-            self.settle()
+            self.supply_value()
         while True:
             self._shared = True  # before the check of `state.step`: a step that begins now finds the mark
             version = state.version
@@ -251,7 +251,7 @@ class VariableStorage(Awaiting):
                         self._check_sound(array)
                     self._check_kept()
                     return array
-            settle()
+            finish_step()
 
     def borrowed(self) -> Any:
         """Returns the variable's stored array without marking it as shared, for use only while the state lock is held.
@@ -277,7 +277,7 @@ class VariableStorage(Awaiting):
         It does not mark the value as shared. Only a step that is dispatched during the copy has to copy the buffer.
         """
         if self._withheld is not None:
-            self.settle()
+            self.supply_value()
         key = object()
         try:
             state.reading[key] = self
@@ -288,7 +288,7 @@ class VariableStorage(Awaiting):
                     if state.step is None and state.version == version:
                         self._check_kept()
                         return self._without_padding(self._copied(array))
-                settle()
+                finish_step()
         finally:
             state.reading.pop(key, None)
 
@@ -385,7 +385,7 @@ class VariableStorage(Awaiting):
             return
         with lock:
             if state.step is not None:
-                settle()
+                finish_step()
             note_pending((self,), (value,))
             if thread.before is not None:
                 note_former((self,))

@@ -22,7 +22,7 @@ from mirrored.runtime.variable_store import VariableStore
 from mirrored.values.distributed_values import PerReplica
 from mirrored.values.stacking import stack_components, whole_rows
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
-from mirrored.variables.state_lock import lock, turn
+from mirrored.variables.state_lock import assignment_lock, lock
 from mirrored.variables.storage import near
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def write_components(assignment: Assignment, value: Operand, store: VariableStor
     value = _checked(assignment, value)
     one_each = isinstance(value, PerReplica)
     parts = list(value.values) if one_each else [_share(assignment, value, replica) for replica in local_replicas]
-    with turn(), lock:  # no other thread may assign between the read of the old values and the store
+    with assignment_lock(), lock:  # no other thread may assign between the read of the old values and the store
         olds = [None if assignment.replaces else variable.stored_component(k) for k in range(len(local_replicas))]
         new = [assignment.combined(old, near(part, old)) for old, part in zip(olds, parts, strict=True)]
         variable.store(stack_components(new, variable.device_assignment))

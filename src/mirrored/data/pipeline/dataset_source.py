@@ -122,7 +122,7 @@ class DatasetSource(Source):
         empty = None if first is None else tree_map(lambda leaf: leaf[:0], first)
         return DatasetSource(dataset.rebatch(part), empty, workers, own_data=True)
 
-    def settle_seeds(self, cursor: Cursor) -> None:
+    def share_seeds(self, cursor: Cursor) -> None:
         iterator = cast(DatasetIterator, cursor)
         read = ", ".join([f"read the dataset {iterator.outline}", *iterator.arguments])
         everyone = host_allgather("iter(dataset)", read, [iterator.iteration, iterator.seeds, *iterator.draws])

@@ -144,7 +144,7 @@ def _is_traced(value: object) -> bool:
     return any(isinstance(held(one) if isinstance(one, nnx.Variable) else one, Tracer) for one in leaves)
 
 
-def refuse_in_turn(variable: NNXVariable[Any]) -> None:
+def refuse_per_replica_assignment(variable: NNXVariable[Any]) -> None:
     """Raises an error if replicas of an eager `run` assign an NNX variable that was created without a strategy.
 
     Raises:

@@ -28,7 +28,7 @@ from mirrored.integrations.flax.holding import (
     hold,
     is_nested,
     is_ours,
-    refuse_in_turn,
+    refuse_per_replica_assignment,
     strategy_of_scope,
     value_of,
 )
@@ -77,7 +77,7 @@ def _write(variable: NNXVariable[Any], value: object) -> None:
     content = held(variable)
     if not is_ours(content):
         if value is not content:
-            refuse_in_turn(variable)
+            refuse_per_replica_assignment(variable)
         # `nnx.update` and `copy_from` write what they find in the slot of the other model. Only a new variable, which
         # `nnx.merge` or the constructor makes, shares the `mirrored.Variable`.
         is_new = content is UNSET
@@ -194,7 +194,7 @@ def _updatable(can_update: property) -> Any:
         if is_ours(held(self)):
             return True
         if not isinstance(self, nnx.Param):  # The transform changes statistics and random counts.
-            refuse_in_turn(self)
+            refuse_per_replica_assignment(self)
         return can_update.__get__(self)
 
     return property(updatable, doc=can_update.__doc__)

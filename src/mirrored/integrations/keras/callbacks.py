@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import h5py  # a requirement of Keras
 
-from mirrored.checkpoint.sharing import settled, writes_here
+from mirrored.checkpoint.sharing import on_all_workers, writes_here
 from mirrored.errors import CheckpointError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import strategy_of
@@ -115,7 +115,7 @@ def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
             return
         writes = writes_here(_CALLED, Path(self.backup_dir).absolute())
         write = lambda: _write(self, save) if writes else _read_along(self)  # noqa: E731
-        settled(_CALLED, "wait until the backup is written", write)
+        on_all_workers(_CALLED, "wait until the backup is written", write)
 
     return saving_steps
 
@@ -194,7 +194,7 @@ def _ending(end: Callable[..., None]) -> Callable[..., None]:
             end(self, logs)
             return
         writes = writes_here(_CALLED, Path(self.backup_dir).absolute())
-        settled(_CALLED, "wait until the backup is removed", lambda: end(self, logs) if writes else None)
+        on_all_workers(_CALLED, "wait until the backup is removed", lambda: end(self, logs) if writes else None)
 
     return ending
 

@@ -64,5 +64,8 @@ def _adopt_with_value(variable: KerasVariable) -> None:
     vars(variable)[_MADE_BEFORE] = True
     if value is None or not isinstance(variable, StrategyVariable):
         return
-    with eager(), within(strategies=(), replica=None, store=None, listeners=(), runner=None, driver=None, creators=()):
+    with (
+        eager(),
+        within(strategies=(), replica=None, store=None, listeners=(), runner=None, interceptor=None, creators=()),
+    ):
         variable.back(np.asarray(value))

@@ -3,7 +3,7 @@
 `fit`, `evaluate` and `predict` pass their state from step to step in local variables, and donate it to each step. An
 exception (Ctrl-C) between the dispatch of a step and the assignment of its results would lose the whole state: the
 donated inputs are deleted, and the results are not stored anywhere. So the C call that dispatches a compiled step also
-stores its results with the model (see `mirrored._jax.dispatch`). `jax_state_sync`, which Keras calls at the end of a
+stores its results with the model (see `mirrored._jax.interrupts`). `jax_state_sync`, which Keras calls at the end of a
 loop, assigns the state from there.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
-from mirrored._jax.dispatch import CacheMisses, Dispatch, consume
+from mirrored._jax.interrupts import CacheMisses, Dispatch, consume
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.drawing import DrawingStep, EagerStep
@@ -145,7 +145,7 @@ class _Carrying:
     def before_write(self, variable: Variable) -> None:
         """Stores the training loop's values before a user assignment, so that the loop does not overwrite it later."""
         if not is_from_fit():
-            variable.settle()
+            variable.supply_value()
 
 
 def _is_carried(model: Model) -> bool:

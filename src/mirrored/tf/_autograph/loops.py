@@ -264,11 +264,11 @@ class _LoopVariables:
                     loop = attempt.traced(body, test, rows)
                 except LoopMismatch:
                     loop = None
-                settled = attempt.settled()
-                if loop is not None and settled is None:
+                converted_start = attempt.converted_start()
+                if loop is not None and converted_start is None:
                     self.set(attempt.parts.filled(loop.run(rows=rows, limit=limit, first=first)))
                     return
-                start = start if settled is None else settled
+                start = start if converted_start is None else converted_start
         except BaseException:
             self.set(before)
             raise
@@ -311,10 +311,10 @@ class _Attempt:
         """Returns the tensors that the loop variables contain after one iteration of the traced body."""
         after = Parts.of(self._after)
         if after.treedef != self.parts.treedef:
-            return self.parts.tensors  # ignored: `settled` compares the structures, and retries or raises
+            return self.parts.tensors  # ignored: `converted_start` compares the structures, and retries or raises
         return [as_tensor(after.leaves[i]) for i in self.parts.places]
 
-    def settled(self) -> tuple[Any, ...] | None:
+    def converted_start(self) -> tuple[Any, ...] | None:
         """Returns initial loop values, converted to the types that the body produces; None if the types already agree.
 
         Raises:

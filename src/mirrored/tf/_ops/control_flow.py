@@ -21,7 +21,7 @@ from mirrored._jax.traces import NotConstant, evaluate, is_eager
 from mirrored._jax.trees import transformed, tree_flatten
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import MirroredError
-from mirrored.runtime.overlay_store import assignments_apart
+from mirrored.runtime.overlay_store import collecting_assignments
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
@@ -326,11 +326,11 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             for place, array in zip(traced, arrays, strict=True):
                 given[place] = array
             own_args, own_kwargs = structure.unflatten(given)
-            return apart(*own_args, **own_kwargs), overlay.values()
+            return collecting(*own_args, **own_kwargs), overlay.values()
 
-        overlay, apart = assignments_apart(f)
+        overlay, collecting = collecting_assignments(f)
         results, assigned = transformed(jax.checkpoint, of_arrays)([leaves[place] for place in traced])
-        overlay.settle(assigned)
+        overlay.flush(assigned)
         return results
 
     return run

@@ -92,11 +92,11 @@ def traced_for(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -
         Exception: The error of tracing the unchanged arguments, if nothing that may be fixed helps.
     """
     if all(one.shape is not None for one in _arrays(inputs)):
-        return [_settled(inputs, seen, trace)]
+        return [_traced_with_sizes(inputs, seen, trace)]
     found, refused = [], None
     for rank in _RANKS:
         try:
-            found.append(_settled(_map(functools.partial(_with_rank, rank=rank), inputs), (), trace))
+            found.append(_traced_with_sizes(_map(functools.partial(_with_rank, rank=rank), inputs), (), trace))
         except Exception as error:  # of user code, which may not support this number of dimensions
             refused = refused or error
     if not found and refused is not None:
@@ -104,7 +104,7 @@ def traced_for(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -
     return found
 
 
-def _settled(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> Traced[T]:
+def _traced_with_sizes(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> Traced[T]:
     refused: list[Exception] = []
     for symbolic in _symbolic(inputs):
         try:

@@ -14,7 +14,7 @@ from mirrored._typing import Operand
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, entered
 from mirrored.runtime.element_draws import DrewWhileTracing, ElementDraws, element_draws
-from mirrored.variables.state_lock import turn
+from mirrored.variables.state_lock import assignment_lock
 from mirrored.variables.variable import Variable
 
 
@@ -42,7 +42,7 @@ def advance(state: Variable, draws: int = 1, own: Operand = 0) -> jax.Array:
     if here.store is not None and here.store.captures and is_eval(current_trace()):
         with entered(here.fork(store=None)):  # eager code while a function is traced: an initial value
             return advance(state, draws, own)
-    with turn():  # other threads must not draw the same number
+    with assignment_lock():  # other threads must not draw the same number
         value = state.read_value()
         try:
             state.assign(value + jnp.asarray([0, 0, draws], jnp.uint32), read_value=False)

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from mirrored.transport import binding
-from mirrored.transport.binding import interface_of, joined
+from mirrored.transport import interfaces
+from mirrored.transport.interfaces import interface_of, joined
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "localhost", "[127.0.0.1]"])
@@ -30,8 +30,8 @@ def test_an_address_of_another_machine_is_no_interface_here():
 )
 def test_a_name(monkeypatch, addresses, expected):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
-    monkeypatch.setattr(binding.socket, "getaddrinfo", lambda *_, **__: found)
-    monkeypatch.setattr(binding, "_is_local", lambda address: address in ("127.0.1.1", "10.0.0.7", "10.1.0.7"))
+    monkeypatch.setattr(interfaces.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(interfaces, "_is_local", lambda address: address in ("127.0.1.1", "10.0.0.7", "10.1.0.7"))
     assert interface_of("host0") == expected
 
 

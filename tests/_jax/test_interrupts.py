@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mirrored._jax import caches
-from mirrored._jax.dispatch import (
+from mirrored._jax.interrupts import (
     Dispatch,
     DispatchJob,
     adopt_thread_settings,

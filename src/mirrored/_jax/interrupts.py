@@ -58,7 +58,7 @@ class DispatchJob:
         self.error: BaseException | None = None
         self.interruption: BaseException | None = None
         self._call: Any = (function, args, kwargs)
-        self._claim = Claim()  # taken by its thread when it begins, or by `settle` to cancel the call
+        self._claim = Claim()  # taken by its thread when it begins, or by `wait_or_cancel` to cancel the call
         self._is_done = False
         # A lock is written in C. `threading.Event` is written in Python, so an exception that interrupts `wait` can
         # leave its lock held, which `set` needs.
@@ -79,11 +79,11 @@ class DispatchJob:
                 self.interruption = error
         while not self._is_done:
             try:
-                self.settle()
+                self.wait_or_cancel()
             except BaseException as error:
                 self.interruption = self.interruption or error
 
-    def settle(self) -> None:
+    def wait_or_cancel(self) -> None:
         """Waits until the call has ended; cancels the call if the wait was interrupted before the call began."""
         may_cancel = self.interruption is not None or self._thread.ident is None
         if may_cancel and self._claim.take("waiting"):
