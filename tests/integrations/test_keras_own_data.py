@@ -19,6 +19,12 @@ _BOTH = [AutoShardPolicy.FILE, AutoShardPolicy.OFF]
 _SAME = [AutoShardPolicy.AUTO, AutoShardPolicy.DATA, AutoShardPolicy.HINT]
 
 
+@pytest.fixture(autouse=True)
+def no_other_worker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange of the batch sizes returns the value of this process, which is the only one."""
+    monkeypatch.setattr(dataset_source, "host_allgather", lambda called, question, value: [value])
+
+
 def strategy() -> Any:
     """A strategy over two workers, of which this process is the first."""
     devices = [SimpleNamespace(process_index=process) for process in range(2)]
@@ -56,8 +62,7 @@ def test_one_worker_reads_all_of_the_dataset(policy):
         assert own_or_same(dataset, one, "keras.Model.fit") is dataset
 
 
-def test_a_dataset_is_distributed_once_for_the_devices_of_a_strategy(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset_source, "host_allgather", lambda called, question, value: [value])  # in one process
+def test_a_dataset_is_distributed_once_for_the_devices_of_a_strategy(tmp_path):
     dataset = with_policy(lines(tmp_path), AutoShardPolicy.FILE)
     first, second = strategy(), strategy()
     distributed_dataset = own_or_same(dataset, first, "keras.Model.fit")
