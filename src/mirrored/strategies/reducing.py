@@ -350,8 +350,8 @@ def _count(called: str, component: jax.Array, axes: tuple[int, ...]) -> jax.Arra
     shape = np.shape(component)
     _check_axes(called, shape, axes)
     count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
-    wide = jnp.promote_types(as_array(component).dtype, jnp.float32)
-    return jnp.asarray(count, jnp.finfo(wide).dtype)  # type: ignore[no-untyped-call]  # real, also of complex numbers
+    is_double = as_array(component).dtype in (jnp.float64, jnp.complex128)
+    return jnp.asarray(count, jnp.float64 if is_double else jnp.float32)
 
 
 def _addends(component: jax.Array, op: ReduceOp) -> Any:
