@@ -9,6 +9,7 @@ import pytest
 
 import mirrored.tf as tf
 
+MEAN = tf.VariableAggregation.MEAN
 LAYOUTS = {"devices": (["CPU:0", "CPU:1"], 2), "virtual": (["CPU:0"], 2), "both": (["CPU:0", "CPU:1"], 4)}
 
 
@@ -93,3 +94,19 @@ def test_a_value_that_differs_between_devices_is_refused_in_a_compiled_run() -> 
     with pytest.raises(RuntimeError, match="a value that differs between devices"):
         tf.function(lambda: strategy.run(function))()
     assert [float(one) for one in strategy.experimental_local_results(strategy.run(function))] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_a_traced_replica_does_not_assign_a_variable_of_a_strategy(strategy: Any, synchronization: str) -> None:
+    with strategy.scope():
+        v = tf.Variable(0.0, synchronization=tf.VariableSynchronization[synchronization], aggregation=MEAN)
+
+    def function() -> None:
+        with tf.init_scope():
+            v.assign_add(tf.constant(1.0))
+
+    with pytest.raises(RuntimeError, match="under init_scope in a traced replica"):
+        tf.function(lambda: strategy.run(function))()
+    assert float(v) == 0.0
+    strategy.run(function)
+    assert float(v) == 1.0

@@ -292,7 +292,10 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
             remedy="pass the per-replica value to run(fn, args=(value,)) and assign the component it receives",
         )
     if store is None:
-        return _write_alone(assignment, value) if runner is None else _write_shared(assignment, value, runner, index)
+        if runner is None:
+            return _write_alone(assignment, value)
+        _refuse_in_trace(assignment, runner)
+        return _write_shared(assignment, value, runner, index)
     alone = runner is None or runner.device_assignment.num_replicas == 1
     if runner is None or alone or variable.per_replica or not _is_aggregated(assignment):
         term = _aggregated_alone(assignment, value) if alone else value
@@ -336,6 +339,24 @@ def _write_alone(assignment: Assignment, value: object) -> Any:
         new = assignment.combined(first, aligned(value, variable.device_assignment))
         variable.store(placed(donatable(new), variable.device_assignment, variable.per_replica))
     return new
+
+
+def _refuse_in_trace(assignment: Assignment, runner: ReplicaRunner) -> None:
+    """Raises an error if eager code inside a trace of several replicas assigns a variable of a strategy.
+
+    The replicas of one device would assign it, at the trace, and those of other devices would not.
+
+    Raises:
+        ContextError: The variable belongs to a strategy.
+    """
+    variable = assignment.variable
+    if variable.device_assignment is not None and runner.device_assignment.num_replicas > 1:
+        raise ContextError(
+            assignment.called,
+            found=f"variable {variable.name!r} of a strategy was assigned under init_scope in a traced replica",
+            rule="code under init_scope runs once for each replica of one device, while the function is traced",
+            remedy="assign the variable outside of init_scope, in merge_call, or outside of run",
+        )
 
 
 def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, index: int) -> Any:
