@@ -130,13 +130,13 @@ def _buffer_of(array: np.ndarray) -> HostBuffer | None:
 _PLAIN_KINDS: Final = "biufc"
 
 
-def is_ready(array: Any) -> bool:
+def is_ready(array: jax.Array) -> bool:
     """Returns, without waiting, whether a concrete array is computed, has failed, or is deleted.
 
     JAX's method `is_ready` raises an error for a deleted array and, in JAX 0.10, ends the process. JAX's arrays of
     typed PRNG keys have no such method.
     """
-    data = getattr(array, "_base_array", array)
+    data: Any = getattr(array, "_base_array", array)  # JAX's stubs do not list `is_ready`
     return bool(data.is_deleted() or data.is_ready())
 
 

@@ -265,7 +265,7 @@ def _root(eqn: JaxprEqn) -> Call | None:
     return Call(_with_inputs(solver, [*opened.invars, *others]))
 
 
-def _with_inputs(closed: Any, inputs: Sequence[Any]) -> Any:
+def _with_inputs(closed: Jaxpr | ClosedJaxpr, inputs: Sequence[Var]) -> ClosedJaxpr:
     """Returns a jaxpr with other input variables."""
     opened = getattr(closed, "jaxpr", closed)
     changed = opened.replace(invars=list(inputs), debug_info=opened.debug_info.with_unknown_names())

@@ -103,7 +103,7 @@ def canonical_dtype(dtype: DTypeLike) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)  # those of PRNG keys
 
 
-def computes_in(dtype: DTypeLike) -> bool:
+def keeps_dtype(dtype: DTypeLike) -> bool:
     """Returns whether JAX computes with arrays of `dtype` as they are, and not in 32 bits instead of 64.
 
     Supports JAX 0.10 to 0.12: the mode ``allow`` of `jax_explicit_x64_dtypes` has 64 bits where they are requested.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import is_key_dtype
+from mirrored._typing import Operand
 from mirrored.collectives.summation import floating, sum_along
 from mirrored.errors import ArgumentError, StructureError
 
@@ -229,7 +230,7 @@ def check_alike(called: str, components: Sequence[Any]) -> None:
     check_types(called, [type_of(component) for component in components])
 
 
-def type_of(component: Any) -> tuple[str, tuple[int, ...]]:
+def type_of(component: Operand) -> tuple[str, tuple[int, ...]]:
     """Returns the dtype and the shape of an array or a number."""
     return str(jnp.result_type(component)), tuple(np.shape(component))
 

@@ -80,7 +80,7 @@ class Function(Code):
         self._conversion = conversion
         self._traces = self._retraces = 0
         self.retrace_reason: str | None = None
-        self._named_by = python_function  # whose `**kwargs`, if it has them, show the order of keyword arguments
+        self._decorated = python_function  # whose `**kwargs`, if it has them, show the order of keyword arguments
         self._donate, self.steps_per_call, self._input_signature = donate, steps_per_call, input_signature
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, Program] = {}
@@ -130,7 +130,7 @@ class Function(Code):
         Also stores the program under the quick key, which later calls compute without flattening the arguments.
         """
         try:
-            arguments = flatten_arguments(args, kwargs, here.device_assignment, self._named_by)
+            arguments = flatten_arguments(args, kwargs, here.device_assignment, self._decorated)
         except Ragged:
             return self._call_eagerly(args, kwargs, here)
         if self._draws and element_draws() is not None:
@@ -205,7 +205,7 @@ class Function(Code):
         if self.steps_per_call is None:
             args, kwargs = self._fitted(args, kwargs)
             try:
-                arguments = flatten_arguments(args, kwargs, here.device_assignment, self._named_by)
+                arguments = flatten_arguments(args, kwargs, here.device_assignment, self._decorated)
             except Ragged:
                 raise ArgumentError(
                     self._name,
@@ -416,7 +416,7 @@ class Function(Code):
         to_trace = bind(self._to_trace, instance)  # the conversion is shared by all instances
         conversion = self._conversion._replace(code=lambda _: to_trace)
         made = self._again(bind(self.python_function, instance), conversion)
-        made._method, made._named_by = (self, reference_to(instance)), self._named_by
+        made._method, made._decorated = (self, reference_to(instance)), self._decorated
         return made
 
     def _again(self, python_function: Callable[..., Any], conversion: Conversion) -> Function:

@@ -129,7 +129,7 @@ def from_numpy(value: Any, dtype: Any) -> Any:
         return cast if _keeps_numbers(value, cast) else value
 
 
-def _keeps_numbers(value: Any, cast: Any) -> bool:
+def _keeps_numbers(value: np.ndarray | np.generic, cast: np.ndarray | np.generic) -> bool:
     """Returns whether a cast has changed no number by more than rounding, such as 70000.0 to infinity in float16."""
     if jnp.issubdtype(cast.dtype, jnp.inexact):
         return bool(np.all(np.isfinite(cast) | ~np.isfinite(value)))

@@ -144,7 +144,7 @@ class Surroundings(NamedTuple):
 def flatten_arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    device_assignment: Any,
+    device_assignment: DeviceAssignment | None,
     function: Callable[..., Any] | None = None,
 ) -> Arguments:
     """Flattens a call's arguments into arrays and static values, and computes the cache key of the call's program.

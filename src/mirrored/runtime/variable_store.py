@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax import caches
-from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, computes_in, current_trace, trace_below_tapes
+from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, keeps_dtype, trace_below_tapes
 from mirrored._typing import Leaf
 from mirrored.errors import VariableError
 from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
@@ -224,7 +224,7 @@ def _refuse_64_bits(variable: VariableLike) -> None:
     Raises:
         VariableError: JAX has no arrays of the variable's dtype here.
     """
-    if not computes_in(variable.dtype):
+    if not keeps_dtype(variable.dtype):
         raise VariableError(
             "function",
             found=f"it uses variable {variable.name!r} of dtype {variable.dtype}, which was created in 64-bit mode",

@@ -157,7 +157,7 @@ class CollectiveLog:
     def _is_computing(self) -> bool:
         token = self._token
         try:
-            return token is not None and not token.is_deleted() and not is_ready(token)
+            return token is not None and not is_ready(token)
         except RuntimeError:  # another thread has donated it after the first check, to a later step
             return False
 

@@ -114,7 +114,7 @@ class DatasetSource(Source):
             own = None if first is None else batch_size(first, called)
         except Exception as caught:  # the other workers must not wait for this one, and raise an error, too
             error = caught
-        size = _largest(called, own, error)
+        size = _agreed_batch_size(called, own, error)
         if not size:
             return DatasetSource(dataset, workers=workers, own_data=True)
         # The worker's batch size is proportional to its number of replicas, so that all replicas get equal batches.
@@ -188,7 +188,7 @@ def _first(dataset: Dataset) -> Element | None:
         return None
 
 
-def _largest(called: str, size: int | None, error: Exception | None) -> int | None:
+def _agreed_batch_size(called: str, size: int | None, error: Exception | None) -> int | None:
     """Returns the largest size of all workers' first batches; None if no worker has a batch.
 
     A worker's own data can be empty, or less than a batch, and a shuffle with seeds of each worker can put the last

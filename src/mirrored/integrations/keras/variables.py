@@ -347,7 +347,7 @@ class View(StrategyVariable):
         drop_initializer(self)
 
 
-def _exact(made: Variable, mean: Any) -> Any:
+def _exact(made: Variable, mean: jax.Array) -> jax.Array:
     """Returns the value of a statistic that is bit-identical on all replicas, as `fit` stores it; otherwise `mean`.
 
     The mean of equal components can differ from them in the last bit, depending on the number of replicas.
