@@ -185,7 +185,7 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns a dummy `JVPTracer` as a float tracer's contents, so that `jax.closure_convert` hoists the tracer."""
+    """Returns a tracer's `_contents`: a dummy `JVPTracer` if it is a float, so that `jax.closure_convert` hoists it."""
     # `closure_convert` hoists a captured constant only if the constant is, or contains (by its method `_contents`), a
     # `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):

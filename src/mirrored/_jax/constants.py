@@ -35,7 +35,7 @@ def with_constants(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _filled(jaxpr: Any, constants: int) -> list[np.ndarray[Any, Any]] | None:
-    """Returns a program's results if each of them repeats a single number; otherwise None."""
+    """Returns a program's results as NumPy arrays if each one is filled with a single number; otherwise None."""
     if constants:
         return None
     known: dict[Any, np.ndarray[Any, Any]] = {}

@@ -28,8 +28,8 @@ from mirrored._threads import Claim, is_refusal, start
 # dispatch of a donating program, which deletes its arguments, and the instruction that stores its results would lose
 # both. Two mechanisms close that gap:
 #
-# - On JAX's fast path the call is pure C++. `consume` runs it and stores its results from within one C call that runs
-#   no Python code.
+# - On JAX's fast path the call is pure C++. A C iterator (`consume`, or `deque` itself) runs it and stores its results
+#   within one C call that runs no Python code.
 # - On a cache miss (the first call, another sharding, another setting) JAX traces, compiles and executes in Python.
 #   That part runs in a separate thread, which receives neither signals nor exceptions that are injected into the
 #   caller. It evaluates the jaxpr of the user's function, which was traced before, in the caller. The caller waits for
@@ -84,13 +84,13 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def wait_or_cancel(self) -> None:
-        """Waits until the call has ended; cancels the call if the wait was interrupted before the call began."""
+        """Waits until the call has ended; cancels it if it has not begun after an interrupt or without a thread."""
         may_cancel = self.interruption is not None or self._thread.ident is None
         if may_cancel and self._claim.take("waiting"):
             self.error = self.interruption or RuntimeError("the call was cancelled before it began")
             self._is_done = True
         while not self._is_done:
-            with self._running:  # the thread holds it until the call is done
+            with self._running:  # held since the constructor; the thread releases it when the call is done
                 pass
 
     def _main(self) -> None:

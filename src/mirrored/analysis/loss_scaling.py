@@ -142,7 +142,7 @@ class LossScaling:
             self._run(jaxpr, self._known, ())
 
     def means_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """Returns the means over the per-replica batch from which the given gradients were derived.
+        """Returns the means over the per-replica batch whose derivatives the given gradients contain.
 
         Returns none if one of the gradients was divided by the number of replicas afterwards.
         """
@@ -152,7 +152,7 @@ class LossScaling:
         return sorted({mean for value in values for mean in value.means}, key=str)
 
     def global_means_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """Returns the means over the global batch from which the given gradients were derived."""
+        """Returns the means over the global batch whose derivatives the given gradients contain."""
         return sorted({part for value in self._values_of(gradients)[0] for part in value.parts}, key=str)
 
     def are_totals(self, gradients: Sequence[Any]) -> bool:

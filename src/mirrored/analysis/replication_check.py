@@ -111,7 +111,7 @@ class ReplicationCheck:
 
     @functools.cached_property
     def _varying(self) -> VaryingAnalysis:
-        entering = [0 if origin.varies else None for origin in self._inputs]
+        entering = [0 if origin.varies else None for origin in self._inputs]  # distances from a varying value
         return VaryingAnalysis(self._jaxpr, entering, self._flows, self._variables)
 
     @functools.cached_property
@@ -303,6 +303,7 @@ class CollectiveSites:
                     self._check_inner(jaxpr, _entering(eqn, operands, len(jaxpr.invars)))
 
     def _check_scan(self, eqn: JaxprEqn, scan: Scan, operands: Sequence[bool], varying: Set[Any]) -> None:
+        # A final carry is in `varying` if the carry varies in any iteration: the analysis has reached the fixed point.
         consts, carries = scan.num_consts, scan.num_carries
         varying_carries = [var in varying for var in eqn.outvars[:carries]]
         self._check_inner(scan.jaxpr, [*operands[:consts], *varying_carries, *operands[consts + carries :]])

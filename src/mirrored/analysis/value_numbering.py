@@ -179,6 +179,8 @@ class ValueNumbering:
         starting = loop.entering[first:last]
         classes = _classes(starting)
         while True:
+            # A number from an earlier pass may stand for a smaller class now. What was computed from it stays valid: it
+            # is a function of a carry, and the passes only ever distinguish more carries.
             carried = [self._intern((here, "carry", group)) for group in classes]
             leaving = self._run(loop.jaxpr, [*loop.entering[:first], *carried, *loop.entering[last:]], here)
             refined = _classes(list(zip(classes, leaving[: loop.carries], strict=True)))
@@ -187,6 +189,7 @@ class ValueNumbering:
             classes = refined
         if loop.cond is not None:  # notes conditions that differ between replicas (`unequal`)
             self._run(loop.cond, [*loop.of_cond, *carried], here)
+        # One group per result: the class of each carry, and the first of equal stacked results, numbered after carries.
         groups = [*classes, *(group + loop.carries for group in _classes(leaving[loop.carries :]))]
         flows = self._flows.of(eqn)
         return [
@@ -215,6 +218,7 @@ class ValueNumbering:
         cond = None if loop.cond is None else self._symbolic(loop.cond)[0]
         params = tuple((name, self._key(eqn.params[name])) for name in ("length", "reverse") if name in eqn.params)
         key = ("loop", eqn.primitive.name, params, len(loop.of_cond), loop.consts, loop.carries, cond, *part)
+        # The first loop with this key gives its number to all of them.
         return self._interned.setdefault((*key, *((i, operands[i]) for i in used)), known)
 
     def _symbolic(self, jaxpr: Jaxpr) -> list[int]:

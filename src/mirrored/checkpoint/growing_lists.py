@@ -51,7 +51,7 @@ def append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
 
 
 def is_in_list(name: str, graph: Graph) -> bool:
-    """Returns whether a saved name refers to an item of a list that is not empty in the program."""
+    """Returns whether a saved name, such as ``losses/5``, belongs to a list that has items in the program."""
     return bool(graph.lists.get(name.rpartition("/")[0]))
 
 

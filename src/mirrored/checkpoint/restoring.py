@@ -338,7 +338,7 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
 
 
 def _are_comparable(here: list[str], there: list[str], different: list[tuple[str, str]]) -> bool:
-    """Returns whether different lists of names prove that an optimizer's variables are in a different order.
+    """Returns whether different names show that an optimizer's variables are in another order, not only renamed.
 
     The name of a variable in no part of the checkpoint begins with a colon. A program can give such variables other
     names than the one that saved; the same names in another order are those of the same variables, unless Keras has

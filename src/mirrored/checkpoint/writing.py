@@ -259,7 +259,7 @@ def _space_left(directory: Path, error: BaseException) -> str:
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Renames a new checkpoint's folder to its final path; after a crash, `actual` finds the old or the new checkpoint.
+    """Renames a new checkpoint's folder to its final path; a crash leaves the old or the new one where `actual` looks.
 
     Other files that the user has put into the folder of a checkpoint that is replaced move to the new one.
     """

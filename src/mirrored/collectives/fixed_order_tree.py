@@ -35,9 +35,10 @@ class OrderedTree(CrossDeviceOps):
     devices, so the sum is bit-identical on any number of them. Devices hold blocks of consecutive replicas. Each device
     computes the lower levels of the tree for its own replicas, behind a fusion boundary (`collectives.summation`). The
     upper levels are all-reduces between pairs of devices. Each adds two values, which gives the same bits in either
-    order, except the sign of a zero. Sums that are zero are therefore 0.0 everywhere, never -0.0. On D devices these
-    are log2(D) exchanges of the whole arrays. On simulated devices the exchange alone takes 1.25 to 5 times as long as
-    one all-reduce, and a whole step 0.95 to 1.14 times as long (`benchmarks/reports`, 2026-11-21).
+    order. An all-reduce of XLA for CPU begins with 0.0, so it never returns -0.0; sums that are zero are therefore 0.0
+    everywhere. On D devices these are log2(D) exchanges of the whole arrays. On simulated devices the exchange alone
+    takes 1.25 to 5 times as long as one all-reduce, and a whole step 0.95 to 1.14 times as long (`benchmarks/reports`,
+    2026-11-21).
 
     The exchange in pairs needs one complete subtree on each device, and a complete tree over the devices: the number of
     devices must be a power of two that divides the number of replicas into equal subtrees. Otherwise each device first
@@ -52,7 +53,7 @@ class OrderedTree(CrossDeviceOps):
     gradient is not bit-identical: JAX first adds the cotangents of a device's replicas, in its own order, and only then
     does the tree sum them over devices.
 
-    For equal bits the bodies of runs and merges must be behind boundaries, too (`strategies.binding`,
+    For equal bits the bodies of runs and merges must be behind boundaries, too (`strategies.shard_map_call`,
     `ReplicaRunner.isolated`), replica ids must be an input, and XLA must compile the program without merging or
     reordering its operations (`mirrored._jax.bit_identical`).
 

@@ -64,7 +64,7 @@ class Group:
         return lax.axis_index(self.axis) < self.slots.full
 
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
-        """Returns the values to sum; the value of an empty replica slot becomes the neutral element, -0.0.
+        """Returns this device's values to sum; -0.0, the neutral element, replaces that of a slot without a replica.
 
         The neutral element is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """

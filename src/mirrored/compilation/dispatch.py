@@ -118,8 +118,9 @@ class DonatingSteps:
         results = map(iadd, (step.results,), starmap(self.dispatch.function, (args,)))
         run = storing(self._attributes, chain.from_iterable(results))
         shared = map(_is_shared_in, self._attributes)
-        # From here until the call of `deque`, Python runs no signal handler unless a buffer has to be copied. The
-        # version check detects a handler that assigned a variable during the copy.
+        # From here until the call of `deque`, Python runs no signal handler unless a buffer has to be copied. A handler
+        # that accesses a variable during the copy finishes this step, which clears `state.step`; one that assigns a
+        # variable changes `state.version`. The step then begins again with the new values.
         state.step = step
         if state.reading or True in shared:
             self._copy_shared(args)

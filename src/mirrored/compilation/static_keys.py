@@ -221,7 +221,7 @@ def _opaque(value: object, around: tuple[int, ...]) -> Hashable:
 
 
 def _state(value: object, around: tuple[int, ...]) -> Hashable | None:
-    """Returns the key of an object's attributes, also of those in slots; None if it has none."""
+    """Returns the cache key of an object's attributes, including those in `__slots__`; None without attributes."""
     state = object.__getstate__(value)  # type: ignore[attr-defined]
     return None if state is None else static_key(state, around)
 

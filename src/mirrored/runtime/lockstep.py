@@ -21,13 +21,13 @@ from mirrored.runtime.merge import Merge
 # devices; in a compiled run those of one device (its virtual replicas); their trace is the program of every device.
 #
 # Each replica runs until it calls a merge, and waits there at a barrier. When all replicas have arrived, the merge runs
-# once, in the thread that started them (called the driver in this module). Then the
-# replicas continue in index order. If the merge raises an `Exception`, its assignments are undone, and every replica
-# raises that exception object at its call of the merge. An exception that escapes from a replica's function ends the
-# run: all other replicas are unwound (`_Unwind`), all threads are joined, and `LockStep.run` raises the exception. The
-# `MergeError` for merges that do not match ends the run as well: it is raised in the driver, where no replica can catch
-# it. `LockStep` serves eager code and tracing: the threads copy all of JAX's thread-local state, so several replicas
-# can be traced into one program. A compiled run with one local replica has no threads (`ReplicaRunner.in_place`).
+# once, in the thread that started them (called the driver here). Then the replicas continue in index order. If
+# the merge raises an `Exception`, its assignments are undone, and every replica raises that exception object at its
+# call of the merge. An exception that escapes from a replica's function ends the run: all other replicas are unwound
+# (`_Unwind`), all threads are joined, and `LockStep.run` raises the exception. The `MergeError` for merges that do not
+# match ends the run as well: it is raised in the driver, where no replica can catch it. `LockStep` serves eager code
+# and tracing: the threads copy all of JAX's thread-local state, so several replicas can be traced into one program. A
+# compiled run with one local replica has no threads (`ReplicaRunner.in_place`).
 #
 # Python raises KeyboardInterrupt in the main thread. That is normally the driver, which either waits for a replica or
 # runs a merge. The interrupt ends the run. It does not stop the running replica: the driver waits until that replica

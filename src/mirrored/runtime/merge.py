@@ -114,23 +114,24 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
             and is not an `all_reduce` or `all_gather`.
     """
     runner = ambient().runner
-    if runner is None:
+    if runner is None:  # the default strategy: its only replica waits for no other
         return list(merge.complete([payload])[0])
-    if merge.nested is None and is_outside(runner):
+    if merge.nested is None and is_outside(runner):  # eager code in a traced run: no trace records it
         return list(runner.run_merge(merge, payload))
-    if runner.in_place:
+    if runner.in_place:  # one local replica, without a thread of its own
         if trace_below_tapes(current_trace()) is runner.base_trace:
             return list(runner.run_merge(merge, payload))
         if merge.nested is None:
             raise under_transform_error(merge)
         return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
     trace = current_trace()
-    if trace is runner.base_trace:
+    if trace is runner.base_trace:  # neither a tape nor a JAX transform: wait at the barrier
         return list(runner.run_merge(merge, payload))
     if isinstance(trace, RecordsMerges) and (merge.nested is None or trace_below_tapes(trace) is runner.base_trace):
-        return trace.process_merge(merge, payload)
+        return trace.process_merge(merge, payload)  # unwraps the tape's values, and waits at the barrier
     if merge.nested is None:
         raise under_transform_error(merge)
+    # Under `jit`, `scan`, ...: each replica records its part as a placeholder, and `strategies.fusing` combines them.
     local = ambient().replica.local_index
     runner.separate_traces(local)
     return merge.nested(local, payload)

@@ -94,7 +94,7 @@ class StagedRollback(abc.ABC):
 
     @abc.abstractmethod
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
-        """Returns a function that later resets `variable` to the value that it has in this store now."""
+        """Returns a function that resets `variable` to its value in this variable store at the time of this call."""
 
     def restoring_local(self, variable: VariableLike, replica: int) -> Callable[[], None]:
         """Returns a function that later resets the value of one local replica, if the store distinguishes them."""

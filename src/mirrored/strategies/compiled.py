@@ -4,7 +4,7 @@
 2. Values that it reads from outside become constants of the body, and then operands of the program.
 3. The replication check proves that what must be equal on all replicas is equal, or raises an error: values assigned to
    mirrored variables, declared results, and what merges close over or read as one value.
-4. The body is bound with `shard_map(check_vma=False)` (`strategies.binding`). Step 3 takes the place of JAX's check.
+4. The body is bound with `shard_map(check_vma=False)` (`strategies.shard_map_call`). Step 3 replaces JAX's check.
 """
 
 from __future__ import annotations

@@ -12,13 +12,14 @@ import numpy as np
 
 # R replicas on D devices: a compiled run is one SPMD program, so each device computes K = ceil(R / D) replicas. A place
 # for a replica in that program is a *slot*. If D does not divide R, the first devices have K replicas and the others
-# K - 1; the last slot of the others is *padded*. Devices hold consecutive replicas, whose numbers differ by at most
-# one, so every device has a replica:
+# one less; the last slot of the others is *empty* (`padded` counts the empty slots). Devices hold consecutive replicas,
+# whose numbers differ by at most one, so every device has a replica:
 #
 #     8 replicas on 3 devices: {0 1 2} {3 4 5} {6 7 -}      6 on 4: {0 1} {2 3} {4 -} {5 -}
 #
 # An array that is sharded over the devices has one row per slot, because JAX shards evenly. The row of an empty slot is
-# unspecified: whatever reads it must drop it.
+# unspecified: whatever reads it must drop it. An empty slot computes with a copy of the row before it instead of zeros,
+# because zeros could make a loop of the replica function run for ever, or give NaNs where NaNs raise errors.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -190,11 +190,10 @@ _notes_pending: Final[list[Callable[[Sequence[Any], Sequence[Any]], object]]] = 
 
 
 def on_assignment(note: Callable[[Sequence[Any], Sequence[Any]], object]) -> None:
-    """Registers a function to be called with variables and their new values before eager code stores these values.
+    """Registers the function that is called with variables and their new values before eager code stores these values.
 
-    `assign_all_stored` and `VariableStorage.store` call it.
-
-    If it raises, nothing is stored.
+    `assign_all_stored` and `VariableStorage.store` call it. If it raises, nothing is stored. There is one such
+    function: a second call replaces that of the first.
     """
     _notes_pending[:] = [note]
 

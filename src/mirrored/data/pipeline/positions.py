@@ -208,7 +208,8 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
 def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
     """Returns the operations below a `repeat` or `concatenate` whose data may have ended before a saved position.
 
-    `slices` has the lengths of the first parts of an indexed `concatenate`.
+    `begun` has the ids of operations, including each `concatenate` whose first input may be finished
+    (`_ids_past_first_part`).
     """
     if isinstance(node, Repeated) and node.count != 1:
         return list(nodes(node.parent))
@@ -251,7 +252,7 @@ def _last(node: Node) -> Node:
 
 
 def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns True if certainly no example is dropped in `count` batches, neither of size `size` nor of `step.size`."""
+    """Returns whether `count` batches certainly drop no example, both at the saved size `size` and at `step.size`."""
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
     if isinstance(repeat, Concatenated):

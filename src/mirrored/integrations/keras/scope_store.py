@@ -74,7 +74,7 @@ class ScopeStore(VariableStore):
         self.set_whole(variable, value, where)
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
-        """Returns a function that sets a variable back to the value that it has now."""
+        """Returns a function that resets a variable to its value at the time of this call."""
         if self._is_drawn(variable):
             return restoring_item(self._streams, id(variable), self._streams[id(variable)])
         view = self._view(variable)
