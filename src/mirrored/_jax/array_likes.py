@@ -56,10 +56,10 @@ def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
 
 
 def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
-    """Returns `values` with each registered array-like object converted to an array inside ``with context():``.
+    """Returns `values` with each registered array-like object replaced by its array, read inside ``with context():``.
 
-    JAX reads the operands of a primitive when it is applied, but not those of a call of a function with a custom
-    derivative rule that a transformation such as `vmap` passes on.
+    JAX converts the operands of a primitive when it applies the primitive, but not the arguments of a function with a
+    custom derivative rule if a transformation such as `vmap` forwards the call.
     """
     at = [place for place, value in enumerate(values) if _is_registered(value)]
     if not at:

@@ -208,7 +208,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Returns whether `dtype` holds all values of a 64-bit integer array; True if a dtype is not an integer dtype."""
+    """Returns whether all values of a 64-bit integer array fit into the integer `dtype`; True for any other dtypes."""
     if array.dtype.itemsize < 8 or dtype.itemsize >= 8 or array.dtype.kind not in "iu" or dtype.kind not in "iu":
         return True
     limits = np.iinfo(dtype)
@@ -239,7 +239,7 @@ def check_fit(value: object, dtype: DTypeLike | None = None) -> None:
 
 
 def _is_canonical(array: np.ndarray) -> bool:
-    """Returns whether a value is an unmasked NumPy array with a dtype that JAX keeps on devices."""
+    """Returns whether `array` is an unmasked NumPy array whose dtype JAX keeps on devices, in the native byte order."""
     # A dtype of the other byte order is not equal.
     return type(array) is np.ndarray and array.dtype == canonical_dtype(array.dtype)
 
@@ -258,7 +258,7 @@ def canonical(array: np.ndarray) -> np.ndarray:
 
 
 def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
-    """Copies a host array to several devices of this process, sharded evenly along dimension 0.
+    """Splits a host array evenly along dimension 0, copies one part to each of `devices`, and returns a sharded array.
 
     Equivalent to `jax.device_put(rows, sharding)` for a `sharding` of dimension 0.
 
@@ -272,12 +272,12 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
 
 
 def put_parts(parts: Sequence[np.ndarray], sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
-    """Copies one host array to each of `devices`; returns one array that is sharded along dimension 0.
+    """Copies ``parts[i]`` to ``devices[i]`` for each i, and returns one array that is sharded along dimension 0.
 
     CPU devices alias an aligned buffer that `mirrored` owns. Any other buffer has been read when the call returns.
 
     Args:
-        parts: The rows of each device, of one dtype; the same number of rows for every device.
+        parts: One host array per device, with the rows of this device. All parts have the same shape and dtype.
         sharding: The sharding of the result.
         devices: Its devices.
     """

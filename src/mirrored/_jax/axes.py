@@ -14,7 +14,7 @@ _NO_RULE = re.compile(r"Evaluation rule for '(ppermute|all_to_all|psum_scatter|r
 
 
 def unbound_axis(error: BaseException) -> str | None:
-    """Describes the cause if `error` is JAX's error for an unbound axis name; returns None for other errors.
+    """Returns a description of the cause of JAX's error about an unbound axis name; None for other errors.
 
     Example:
         >>> import jax

@@ -87,7 +87,7 @@ _stand_in_trace: Any = _StandInTrace()  # type: ignore[no-untyped-call]
 
 
 class Owner(Protocol):
-    """Protocol of a gradient tape's JAX trace: the members that tape-tracked arrays (boxes) use."""
+    """Protocol of a gradient tape's JAX trace, with the members that tape-tracked arrays (boxes) call."""
 
     @property
     def recorder(self) -> object:
@@ -185,7 +185,7 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns a tracer's `_contents`: a dummy `JVPTracer` if it is a float, so that `jax.closure_convert` hoists it."""
+    """Returns the `_contents` of a stand-in; a dummy `JVPTracer` makes `jax.closure_convert` hoist float stand-ins."""
     # `closure_convert` hoists a captured constant only if the constant is, or contains (by its method `_contents`), a
     # `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
@@ -408,7 +408,10 @@ def payload_of(value: object) -> Any:
 
 
 def another_object(array: object) -> Any:
-    """Returns a new Python object for the same device buffer, so that a tape can tell the two objects apart."""
+    """Returns a new Python object for the buffer of a box or single-device array; returns other values unchanged.
+
+    A tape can then tell the two objects apart.
+    """
     if type(array) is Box:
         return Box(array.owner, array.payload, array.key)
     if type(array) is Array and len(array.sharding.device_set) == 1:

@@ -116,7 +116,7 @@ put_replica: Callable[[Hashable], None] = replica_holder.set_local
 
 
 def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
-    """Restores this thread's tracing-cache tokens; ignores `token` if it belongs to the trace of a compiled function.
+    """Restores this thread's saved tracing-cache tokens, except a `token` that belongs to a compiled function's trace.
 
     The trace may have taken a newer token meanwhile (`renew`). Under the older one, JAX would find helpers that have
     captured the old values of variables.
@@ -260,7 +260,7 @@ def note_read() -> None:
 
 
 def renew_if_read() -> None:
-    """Makes JAX retrace jitted functions for another tape or replica if any of the functions has read a variable."""
+    """Makes JAX retrace jitted functions if any function in the current trace has read a variable (see `note_read`)."""
     sharing = _sharing.get()
     if sharing is not None and sharing.is_separate:
         renew()

@@ -102,7 +102,7 @@ def _opened(jaxpr: Jaxpr | ClosedJaxpr) -> Any:
 
 
 def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
-    """Returns, as bit masks, the inputs that each output depends on and the inputs that custom derivatives close over.
+    """Returns bit masks: the inputs that each output depends on, and those that custom-derivative functions close over.
 
     Args:
         jaxpr: An open or closed jaxpr.
@@ -126,7 +126,7 @@ def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequen
 
 
 def _through(equation: JaxprEqn, masks: Sequence[int]) -> tuple[list[int], int]:
-    """Returns, as bit masks, the inputs that an equation's results depend on and those that its functions capture."""
+    """Returns bit masks: the inputs that each result of an equation depends on, and those captured by its functions."""
     everything = functools.reduce(operator.or_, masks, 0)
     results = [0 if equation.primitive is stop_gradient_p else everything] * len(equation.outvars)
     lost = 0

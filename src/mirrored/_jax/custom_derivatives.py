@@ -116,9 +116,9 @@ def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[
 
 
 def bind_primitive(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Applies a primitive under the current trace; a `custom_jvp` function still closes over its captured values.
+    """Applies a primitive under the current trace; keeps the tangents of values that a `custom_jvp` function captures.
 
-    If the closed-over values became ordinary arguments, JAX would drop their tangents silently.
+    The function still closes over these values: if they became ordinary arguments, JAX would drop their tangents.
     """
     if primitive is primitives.custom_jvp_call_p and params["num_consts"]:
         return _with_closed_over(params, args)

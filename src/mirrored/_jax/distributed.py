@@ -72,7 +72,7 @@ def detect(timeout_seconds: int) -> Detected | None:
 
 
 def _methods() -> list[Any]:
-    """Returns the classes by which JAX detects a cluster by default; omits Kubernetes outside of an indexed job.
+    """Returns JAX's default classes for the detection of a cluster, without Kubernetes outside of an indexed job.
 
     Kubernetes is omitted outside an indexed job, where it does not describe the other processes, and without its Python
     package, where JAX's method only warns.
@@ -106,7 +106,7 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
 
 
 def checked_slice(seconds: float) -> float:
-    """Returns how many of `seconds` to wait before the next check; raises if an elastic job's workers have changed.
+    """Returns how long to wait before the next check, at most `seconds`; raises if an elastic job's workers changed.
 
     Context: the main thread, while it waits for input. Outside of elastic jobs it returns `seconds`.
     """

@@ -54,7 +54,7 @@ def apply_jaxpr(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> 
 
 
 def _is_plain(jaxpr: Jaxpr) -> bool:
-    """Returns whether a jaxpr's equations can be copied one by one: no high-level types, and no effects on operands."""
+    """Returns whether a jaxpr has no high-level types or effects on operands, so that its equations can be copied."""
     if jaxpr.is_high:
         return False
     return not any(hasattr(e, "input") or hasattr(e, "input_index") for eqn in jaxpr.eqns for e in eqn.effects)
@@ -229,7 +229,7 @@ class JaxprProgram:
 
 
 def _used_part(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Any:
-    """Returns `jaxpr` pruned to the given results and the equations that they need."""
+    """Returns `jaxpr` with the results `outvars`, and only the equations that have effects or that the results need."""
     needed = {atom for atom in outvars if not isinstance(atom, Literal)}
     equations = []
     for equation in reversed(jaxpr.eqns):

@@ -84,7 +84,10 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def wait_or_cancel(self) -> None:
-        """Waits until the call has ended; cancels it if it has not begun after an interrupt or without a thread."""
+        """Waits until the call has ended or is cancelled.
+
+        Cancels a call that has not begun if an exception has interrupted the wait, or if no thread was started.
+        """
         may_cancel = self.interruption is not None or self._thread.ident is None
         if may_cancel and self._claim.take("waiting"):
             self.error = self.interruption or RuntimeError("the call was cancelled before it began")

@@ -223,7 +223,7 @@ def constants_of(jaxpr: Jaxpr | ClosedJaxpr) -> Sequence[Any]:
 
 
 def parameters_of(eqn: JaxprEqn) -> dict[str, Any]:
-    """Returns the parameters of an equation that determine its results.
+    """Returns an equation's parameters, except `computation` of `lax.reduce`, which repeats the parameter `jaxpr`.
 
     `lax.reduce` has a function of the user twice: as a jaxpr, which is compiled, and as the Python function itself.
     """
@@ -266,7 +266,7 @@ def _root(eqn: JaxprEqn) -> Call | None:
 
 
 def _with_inputs(closed: Jaxpr | ClosedJaxpr, inputs: Sequence[Var]) -> ClosedJaxpr:
-    """Returns a jaxpr with other input variables."""
+    """Returns a closed copy of a jaxpr with `inputs` in place of its input variables."""
     opened = getattr(closed, "jaxpr", closed)
     changed = opened.replace(invars=list(inputs), debug_info=opened.debug_info.with_unknown_names())
     return ClosedJaxpr(changed, list(constants_of(closed)))

@@ -61,9 +61,9 @@ def replica_sum(
 def replica_gather(
     arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[Any, ...] = ()
 ) -> list[Any]:
-    """Traces a placeholder for one virtual replica's arrays in an all-gather; has the arguments of `replica_sum`.
+    """Traces a placeholder for one virtual replica's all-gather; the placeholders of all replicas are fused later.
 
-    All parts are later fused into one all-gather.
+    The arguments are those of `replica_sum`.
     """
     return list(_gather.bind(*arrays, local=local, replicas=replicas, called=called, given=given))
 
@@ -74,7 +74,7 @@ def same_on_local_replicas(values: Sequence[Any]) -> Any:
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:
-    """Returns the local replica index of an equation's collective placeholder; None if there is no placeholder."""
+    """Returns the local replica index of the collective placeholder in an equation, at any depth; None without one."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():

@@ -43,9 +43,9 @@ def movable(array: object) -> Any:
 
 
 def near_first(arrays: Sequence[Any]) -> list[Any] | None:
-    """Moves committed arrays to the devices of the first committed array; returns None if any of them is a tracer.
+    """Moves all committed arrays to the devices of the first committed array, and returns all arrays.
 
-    Returns None, too, if no array is committed.
+    Returns None if an array is a tracer, or if no array is committed.
     """
     payloads = [payload_of(array) for array in arrays]
     if not all(type(payload) is Array for payload in payloads):

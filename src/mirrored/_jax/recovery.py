@@ -181,9 +181,9 @@ def sum_of_all(value: np.ndarray[Any, Any], devices: Sequence[jax.Device], index
 
 
 def release_waiters(index: int, num_processes: int) -> None:
-    """Ends this process's wait for the device topology of a lost process, with an error.
+    """Makes a thread that waits for the device topology of a lost process stop waiting and raise an error.
 
-    Called in another thread than the one that waits.
+    Context: another thread than the one that waits.
     """
     client = _distributed.global_state.client
     if client is None:

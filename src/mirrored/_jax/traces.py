@@ -104,7 +104,7 @@ def canonical_dtype(dtype: DTypeLike) -> Any:
 
 
 def keeps_dtype(dtype: DTypeLike) -> bool:
-    """Returns whether JAX computes with arrays of `dtype` as they are, and not in 32 bits instead of 64.
+    """Returns whether JAX keeps arrays of `dtype` as they are, instead of narrowing them from 64 to 32 bits.
 
     Supports JAX 0.10 to 0.12: the mode ``allow`` of `jax_explicit_x64_dtypes` has 64 bits where they are requested.
     """
@@ -145,7 +145,7 @@ def thread_state() -> TraceState:
 
 
 def restore_thread_state(saved: TraceState) -> None:
-    """Restores the JAX state that `thread_state` returned; ignores the cache token of a compiled function's trace."""
+    """Restores the JAX state that `thread_state` returned, except the cache token of a compiled function's trace."""
     _core.trace_ctx.set_trace(saved.trace)
     _core.trace_ctx.set_axis_env(saved.axis_env)
     caches.restore_tokens(saved.token, saved.replica_token)
@@ -189,7 +189,7 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_cut_off(trace: Trace | None) -> bool:
-    """Returns whether the outermost trace in the chain of parents of `trace`, except the eager trace, builds a jaxpr.
+    """Returns whether the outermost non-eager trace in the chain from `trace` outwards builds a jaxpr.
 
     If an eager tape is nevertheless open, JAX has set the current trace aside while it created `trace`, as it does for
     the bodies of `shard_map` and `custom_vjp`. The result is also True for a plain `jit` without any tape around it.
