@@ -123,7 +123,7 @@ class DataflowRules:
         return found
 
     def of_jaxpr(self, jaxpr: Jaxpr | ClosedJaxpr) -> tuple[EquationDataflow, ...]:
-        """Returns, for each output of `jaxpr`, the inputs on which it depends.
+        """Returns, for each output of `jaxpr`, the inputs on which the output depends.
 
         The constants of the jaxpr are equal on all devices.
         """
@@ -165,7 +165,7 @@ class DataflowRules:
         return tuple(union((index, *output)) for output in outputs)
 
     def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
-        """Returns the union of a jaxpr's sources of variation that need no varying input, such as `axis_index`."""
+        """Returns the union of the operations in a jaxpr that vary whatever their inputs are, such as `axis_index`."""
         found = self._sources.get(id(jaxpr))
         if found is None:
             found = self._sources[id(jaxpr)] = union(
@@ -218,7 +218,7 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Returns the dependencies of outputs on inputs, given those of outputs on operands and of operands on inputs."""
+    """Composes the dependencies of outputs on operands (`flows`) with those of operands on inputs (`operands`)."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 

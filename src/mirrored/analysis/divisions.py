@@ -45,7 +45,7 @@ class Divisions:
         return any(bit & mask for mask in self._derivatives.values())
 
     def average(self, mask: int, gradients: Set[tuple[int, ...]]) -> bool:
-        """Returns whether a division in the bit mask `mask` may average gradients of the given shapes over replicas."""
+        """Returns whether any division in the bit mask `mask` may average gradients of these shapes over replicas."""
         own = mask & self._of_batch
         for shape, divisions in self._forward.items():
             if not own & divisions:

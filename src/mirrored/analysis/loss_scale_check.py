@@ -1,4 +1,4 @@
-"""Warns if gradients that an optimizer sums over replicas have the wrong scale, such as that of a per-replica mean."""
+"""Warns if an optimizer sums gradients of the wrong scale over replicas, such as gradients of a per-replica mean."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Summed(NamedTuple):
 
 
 def check_loss_scale(summed: Summed, scale: LossScaling, analysis: ReplicationCheck, num_replicas: int) -> None:
-    """Warns if gradients that a method sums over replicas come from a per-replica mean, or are summed already.
+    """Warns if gradients that a method sums over replicas come from a per-replica mean or are already summed.
 
     Args:
         summed: The gradients, as variables of the traced replica function.

@@ -156,7 +156,7 @@ class LossScaling:
         return sorted({part for value in self._values_of(gradients)[0] for part in value.parts}, key=str)
 
     def are_totals(self, gradients: Sequence[Any]) -> bool:
-        """Returns whether gradients that are equal on all replicas already have the scale of the global batch.
+        """Returns whether gradients, which are equal on all replicas, already have the scale of the global batch.
 
         Their sum over replicas is then too large. It is right if they are a mean over replicas of gradients that are
         to be summed: they were divided by the number of replicas, and their loss is not a mean over the per-replica
@@ -249,7 +249,7 @@ class LossScaling:
         return name in _KEEPS_SUM and bool(changing) and all(operand.sums for operand in changing)
 
     def _is_weighted(self, name: str, operands: Sequence[_Value]) -> bool:
-        """Returns whether an operation yields the initial cotangent, 1, divided by a sum over one replica's examples.
+        """Returns whether an operation's result is the initial cotangent 1, divided by a sum over a replica's examples.
 
         A divisor that contains the number of replicas is that of an average over replicas.
         """
@@ -273,7 +273,7 @@ class LossScaling:
         return None if divisor is None else (divisor, shape)
 
     def _divisor(self, name: str, operands: Sequence[_Value]) -> float | None:
-        """Returns the divisor of the loss that a constant computed by an operation contains; None if unknown."""
+        """Returns the number by which the initial cotangent 1 is divided in an operation's result; None if unknown."""
         first, second = operands[0], operands[-1]
         if name == "div":
             return first.divisor * abs(second.constant) if first.divisor and second.constant else None
@@ -288,7 +288,7 @@ class LossScaling:
         return first.divisor
 
     def _inverse(self, factor: float) -> float:
-        """Returns 1 / factor if it is a multiple of the number of replicas, and 1 for any other constant factor."""
+        """Returns ``1 / abs(factor)`` if that quotient is a multiple of the number of replicas, otherwise 1."""
         inverse = 1 / abs(factor) if factor else 1.0
         multiple = round(inverse / self._replicas) * self._replicas
         return float(multiple) if multiple and _among(inverse, {float(multiple)}) else 1.0
@@ -300,7 +300,7 @@ class LossScaling:
     def _means_formed(
         self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]
     ) -> tuple[frozenset[Mean], frozenset[Mean]]:
-        """Returns the per-replica and global batch means whose derivatives an equation combines with batch data.
+        """Returns two sets of means, per-replica and global, whose derivative 1/n an equation combines with batch data.
 
         The first set has the means over one replica's batch, the second those over the batches of all replicas. The
         source line of a mean is that of the equation, or else that of the innermost call around it that has one.
@@ -327,7 +327,7 @@ class LossScaling:
         return any(derivatives) and any(operand.weights for operand in operands)
 
     def _averaged_sizes(self, operand: _Value, replicas: int, others: int) -> set[int]:
-        """Returns the batch sizes n for which a divisor has the factor n * `replicas`, but not the factor n * `others`.
+        """Returns the batch sizes n such that an operand's divisor is due to n * `replicas` rather than n * `others`.
 
         A coefficient equal to the number of replicas undoes the division by it.
         """

@@ -177,9 +177,9 @@ class ReplicationCheck:
         return shorten(finder.trail(atoms[0], other))
 
     def explain(self, atoms: Sequence[Any]) -> str:
-        """Returns a text with the operations that made the replicas' values different, one per line.
+        """Returns, as text, the operations that made the replicas' values different, one per line.
 
-        Returns the empty string if they are equal.
+        Returns the empty string if the values are equal.
         """
         differing = [atom for atom in atoms if self.varies(atom)]
         if not differing and self.same(atoms):

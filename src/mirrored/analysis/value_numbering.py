@@ -135,7 +135,7 @@ class ValueNumbering:
         return [self._opaque(eqn, j, flow, operands, here) for j, flow in enumerate(flows)]
 
     def _opaque(self, eqn: JaxprEqn, j: int, flow: EquationDataflow, operands: Sequence[int], here: _Site) -> int:
-        """Returns the value number of result `j` of an equation, from its operands and parameters alone."""
+        """Returns the value number of an equation's result `j`, from the equation's operands and parameters alone."""
         if flow.depends & ALWAYS:
             return self._intern((here, j))
         return self._intern((self.operation(eqn), j, *(operands[i] for i in operands_in(flow.depends))))
@@ -340,7 +340,7 @@ class ArrayContents:
 
 
 def _is_plain(value: object) -> bool:
-    """Returns whether this process can read the bits of `value`."""
+    """Returns whether this process can read the bits of `value`: it is not a typed PRNG key or on another process."""
     return not isinstance(value, jax.Array) or (
         not jnp.issubdtype(value.dtype, jax.dtypes.extended) and value.is_fully_addressable
     )
