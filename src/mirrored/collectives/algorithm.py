@@ -74,15 +74,15 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def as_written(self) -> bool:
-        """Whether XLA must compile programs that use this algorithm as written, for bit-identical results.
+        """Whether XLA must not merge equal operations of programs with this algorithm, for bit-identical results.
 
-        XLA then does not merge equal computations (CSE), among other rewrites that depend on the number of devices.
+        XLA then omits this rewrite (CSE) and others whose effect depends on the number of devices.
         """
         return False
 
     @property
     def drops_padding(self) -> bool:
-        """Whether `sum` and its gradient ignore the empty slots of devices that have one replica fewer than others."""
+        """Whether `sum` and its gradient ignore empty slots, which devices with one replica fewer than others have."""
         return False
 
     @property

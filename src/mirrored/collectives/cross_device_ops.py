@@ -183,7 +183,7 @@ def check_packs(called: str, num_packs: object) -> None:
 
 
 def _two_levels(buffer: jax.Array, axis: str, devices: int) -> Any:
-    """Sums a buffer by reduce-scatters within and between groups of devices; its length is a multiple of `devices`."""
+    """Sums `buffer` by reduce-scatters within and between groups of devices; `devices` must divide its length."""
     size = max(n for n in range(1, math.isqrt(devices) + 1) if devices % n == 0)
     groups = [[start + i for i in range(size)] for start in range(0, devices, size)]
     across = [list(peers) for peers in zip(*groups, strict=True)]

@@ -73,12 +73,12 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def as_written(self) -> bool:
-        """True: if XLA merged equal computations of a device's replicas (CSE), the bits of results would change."""
+        """True, because merging equal operations of a device's replicas (XLA's CSE) would change bits of results."""
         return True
 
     @property
     def drops_padding(self) -> bool:
-        """True: empty replica slots are not leaves of the summation tree, in the forward and in the backward pass."""
+        """True, because empty replica slots are not leaves of the summation trees of the forward and backward pass."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
@@ -107,7 +107,7 @@ def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any],
 
 
 def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
-    """Returns, for each replica on this device, its row of the sum ``[replicas, ...]`` of all replicas' cotangents."""
+    """Sums all replicas' cotangents, ``[replicas, ...]``, and returns the row of each replica on this device."""
     total = _sum_of_cotangents(group, cotangents)
     device = 0 if group.axis is None else lax.axis_index(group.axis)
     rows = [group.slots.replica_at(device, k) for k in range(group.local)]
@@ -150,7 +150,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a value once per replica slot of this device; its gradient is complete on device 0 and zero on all others.
+    """Copies a value once per replica slot of this device; the gradient of all replicas flows to device 0 only.
 
     On the first device, the cotangent of `value` is the sum of the cotangents of all replicas; on the others it is
     zero. The reason is that the operations that have computed `value` on every device, such as a reduction over
@@ -218,7 +218,7 @@ def tree_sums(arrays: Sequence[Sequence[Any]], group: Group) -> list[Any]:
 
 
 def _sum_locally(arrays: Sequence[Sequence[Any]], group: Group, partial: PartialSums) -> list[Any]:
-    """Sums each array over the replicas of this device, if every device has exactly one partial sum."""
+    """Sums each array over the replicas of this device; every device must have exactly one partial sum."""
     if group.local == 1:  # nothing is added, and the exchange itself is a fusion boundary
         return [components[0] for components in arrays]
     return isolate_lists(_adder(partial.patterns[0], partial.rows), arrays, partial.rows)

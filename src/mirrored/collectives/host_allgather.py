@@ -95,7 +95,7 @@ def _wait_for_values(key: str, count: int, limit: float, called: str, question: 
 
 
 def host_barrier(called: str, question: str) -> None:
-    """Waits until all worker processes have called this function with the same label."""
+    """Waits until all worker processes have called this function with the same `question` (a label)."""
     host_allgather(called, question)
 
 

@@ -92,11 +92,11 @@ def _compiled_reduction(
 
 
 def check_components(called: str, values: Sequence[PerReplica], device_assignment: DeviceAssignment) -> None:
-    """Raises an error unless each value, to be reduced outside of `run`, has components of one shape and dtype.
+    """Raises an error if the components of a value differ in shape or dtype, before a reduction outside of `run`.
 
     With several workers, this is a host all-gather: stacking needs no other worker, and a collective of arrays that
-    differ hangs, or reads the bits of one dtype as those of another. Stacked values need none, since each of them is
-    one array of all workers.
+    differ hangs, or reads the bits of one dtype as those of another. Stacked values need no host all-gather, because
+    each of them is one array of all workers.
 
     Raises:
         StructureError: Shapes or dtypes differ, on all workers.
@@ -168,10 +168,10 @@ def _components(stacked: jax.Array, device_assignment: DeviceAssignment) -> list
 
 
 def _on_same_devices(arrays: Sequence[Any], device_assignment: DeviceAssignment) -> Sequence[Any]:
-    """Moves arrays to the first replica's device unless all arrays are on the same devices.
+    """Moves the arrays to the first replica's device if they are on different devices, so that they can be combined.
 
     Components that a tape outside `run` tracks are stacked on the first device, other components over all devices. An
-    algorithm may pass all arrays to one operation.
+    algorithm may pass all arrays to one operation. Tracers are returned unchanged.
     """
     if (
         any(isinstance(array, Tracer) for array in arrays)
@@ -193,7 +193,7 @@ def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any
 
 
 def _logged(label: str, device_assignment: DeviceAssignment, compute: Callable[[], Any]) -> Any:
-    """Runs an eager collective; while it runs, a collective that spans processes is listed in the watchdog's log."""
+    """Runs an eager collective; records it in the watchdog's collective log if the devices span several processes."""
     if not device_assignment.spans_processes:
         return compute()
     collective_log.arrive(label, user_lines())
@@ -229,7 +229,7 @@ def _compiled_ragged_gather(
 
 
 def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assignment: DeviceAssignment) -> Any:
-    """Concatenates the rows of a stacked array, one per replica, along `axis`, without the padding in each row.
+    """Concatenates the replicas' rows of a stacked array along `axis`, after cutting each row to its size in `sizes`.
 
     Each row is the component of one replica.
 

@@ -1,4 +1,4 @@
-"""Sums with controlled order and precision: pairwise sums, float32 accumulation, barriers to XLA fusion."""
+"""Sums with controlled order and precision: pairwise sums, float32 accumulation, fusion boundaries for XLA."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Group:
         return lax.axis_index(self.axis) < self.slots.full
 
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
-        """Returns this device's values to sum; -0.0, the neutral element, replaces that of a slot without a replica.
+        """Returns this device's components to sum; the component of an empty replica slot is -0.0, the neutral element.
 
         The neutral element is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """
@@ -75,7 +75,7 @@ class Group:
         return [*others, jnp.where(self.is_real(), last, neutral)]
 
     def for_each_local(self, value: Any) -> list[Any]:
-        """Returns a list with `value` once per replica slot of this device; no gradient comes from an empty slot."""
+        """Returns a list with `value` once per replica slot of this device; the gradient of an empty slot is zero."""
         copies = [value] * self.local
         return [*copies[:-1], without_padding_gradient(value, self.is_real())] if self.padded else copies
 
@@ -208,7 +208,7 @@ def not_constant(value: jax.Array) -> jax.Array:
 
 
 def opaque_false(array: jax.Array) -> Any:
-    """Returns a scalar False that XLA cannot constant-fold, unless `array` is itself a compile-time constant.
+    """Computes a scalar False from `array`, so that XLA cannot constant-fold it unless the array is a constant.
 
     It is computed from the first element: the exponential of a number that is not positive is at most 1, and a
     comparison with NaN is False.
@@ -241,7 +241,10 @@ def isolate_lists(
 def _in_own_branch(
     never_taken: Callable[[Any], list[Any]], function: Callable[[Any], Sequence[Any]], operands: PyTree
 ) -> list[Any]:
-    """Applies `function` to arrays in a branch of a conditional whose other branch, `never_taken`, never runs."""
+    """Runs `function` in the always-taken branch of a `lax.cond`, which XLA does not fuse with other code.
+
+    The other branch, `never_taken`, only prevents XLA from removing the conditional.
+    """
     # The barriers are for GPUs, where XLA turns a conditional with cheap branches into a select and fuses it.
     operands = lax.optimization_barrier(operands)
     # The predicate reads the buffer behind the barrier. If it read the operand itself, XLA might compute it twice.
