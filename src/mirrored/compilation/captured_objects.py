@@ -259,9 +259,10 @@ def reads_in(code: types.CodeType) -> set[tuple[str | None, str]]:
 
 
 def may_read(owner: object, attribute: str, reads: set[tuple[str | None, str]], found: Sequence[Named]) -> bool:
-    """Returns whether code with certain `reads` may read an attribute of `owner`, given the objects that it can reach.
+    """Returns whether code that reads the attributes `reads` may read the attribute `attribute` of `owner`.
 
-    It does not if it reads the attribute only from known attributes of these objects, none of which is `owner`.
+    False if the code reads that attribute only from known attributes of the objects in `found`, which are the objects
+    that the code can reach, and none of those attributes is `owner`.
     """
     for holder in (holder for holder, name in reads if name == attribute):
         if holder is None:

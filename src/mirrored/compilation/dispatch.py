@@ -32,10 +32,11 @@ _MOST_KEPT: Final = 2**20
 
 
 def smallest_computed(jaxpr: Jaxpr, results: Sequence[jax.ShapeDtypeStruct]) -> int | None:
-    """Returns the index of the result by which to tell whether a step has ended; None if the step needs a token.
+    """Returns the index of the smallest result that a step computes; None if no computed result is small.
 
-    A step in flight keeps this result, also after the user has dropped it, so it is the smallest one. It is not an
-    argument: JAX returns arguments as they are, without waiting for the step.
+    The array is ready when the step has ended. A step in flight keeps it, also after the user has dropped it. An
+    argument that the step returns is not computed: JAX returns it as it is, without waiting for the step. Without such
+    a result, the step needs an additional output (a token).
 
     Args:
         jaxpr: The program. `results` are the last of its outputs.
@@ -245,8 +246,8 @@ def _wait_for_oldest() -> None:
 def lose_failed(variables: Sequence[Any], error: BaseException, *, waits: bool) -> None:
     """Marks variables as lost if a failed step did not compute their new values; reading them then raises an error.
 
-    Variables of steps that have kept the old values (`variables.former`) get these back. If the error is that of
-    another program, these variables have their new values, and are not lost.
+    Variables of steps that have kept the old values (`variables.former`) get these back. If another program raised the
+    error, the variables have their new values, and are not lost.
 
     Args:
         variables: The operands of the program: variables whose buffers it has donated, and those that it only reads.

@@ -248,7 +248,7 @@ def within_reach(function: Callable[..., Any], visited: list[Any] | None = None)
 
 
 def _plain(function: Callable[..., Any]) -> tuple[Any, list[tuple[str, Any]]]:
-    """Returns the Python function behind a method, partial or compiled function, and the values bound to it."""
+    """Unwraps a method, `functools.partial` or compiled function; returns the Python function and all bound values."""
     bound: list[tuple[str, Any]] = []
     for _ in range(8):
         if isinstance(function, functools.partial):
@@ -323,7 +323,7 @@ def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, A
 
 
 def _used_by_code(containers: _Containers, found: Sequence[tuple[str, Any]], names: set[str]) -> set[int]:
-    """Returns the ids of the containers from which code may remove elements, given the attribute `names` in the code.
+    """Returns the ids of the containers from which code that uses the attributes `names` may remove elements.
 
     Args:
         containers: The containers, by id.
@@ -393,7 +393,7 @@ def _state_of(value: Any) -> Any:
 
 
 def _restore(generator: Any, before: Any) -> None:
-    """Gives a random generator the state that `_state_of` has returned."""
+    """Sets the state of a random generator to `before`, an earlier result of `_state_of`."""
     if isinstance(generator, random.Random):
         if before is not None:
             generator.setstate(before)
@@ -410,7 +410,7 @@ def _shared_states() -> tuple[Any, Any]:
 def refuse_result(value: object, called: str) -> None:
     """Raises an error if a compiled function returns an iterator, or an object with a traced array as an attribute.
 
-    Every call returns the same object, and its attributes do not become results of the program.
+    Every call would return the same object, whose attributes are not results of the program.
 
     Args:
         value: A leaf of the result.

@@ -161,7 +161,7 @@ class Function(Code):
         return result
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns one step's arguments, converted to match the function's `input_signature`, if it has one."""
+        """Converts one step's arguments to match the `input_signature`, if any; otherwise returns them unchanged."""
         if self._input_signature is None:
             return args, kwargs
         return check_signature(self.python_function, self._input_signature, args, kwargs)
@@ -430,9 +430,9 @@ class Function(Code):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
-        """Returns the compiled function for a deep copy of an object: bound to the copy, or with copied variables.
+        """Implements `copy.deepcopy`: binds a method to the copy of its instance, and copies a function's variables.
 
-        A function that uses none of the copied objects is copied as itself, as Python functions are.
+        A function that uses none of the copied objects is returned itself, as Python functions are.
         """
         if self._method is not None:
             function, reference = self._method

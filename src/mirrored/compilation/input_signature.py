@@ -130,7 +130,7 @@ def from_numpy(value: Any, dtype: Any) -> Any:
 
 
 def _keeps_numbers(value: np.ndarray | np.generic, cast: np.ndarray | np.generic) -> bool:
-    """Returns whether a cast has changed no number by more than rounding, such as 70000.0 to infinity in float16."""
+    """Returns whether a cast has kept all numbers: exactly in an integer dtype, without overflow in a float dtype."""
     if jnp.issubdtype(cast.dtype, jnp.inexact):
         return bool(np.all(np.isfinite(cast) | ~np.isfinite(value)))
     return bool(np.all(np.equal(cast, value)))

@@ -82,7 +82,7 @@ class Result(Bookkeeping):
         return self.components > 0
 
     def described(self, array: jax.ShapeDtypeStruct) -> Any:
-        """Returns this leaf of a result as a `jax.ShapeDtypeStruct` or, if per-replica, as a `PerReplica` of them."""
+        """Returns a `jax.ShapeDtypeStruct` for this leaf, or a `PerReplica` of several for a per-replica leaf."""
         if not self.is_per_replica:
             return array
         return PerReplica.of_components([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components, None)
@@ -151,7 +151,7 @@ class Program:
             return stage(flat, self._arguments.shapes()).with_own_constants()
 
     def described(self) -> Any:
-        """Returns a step's result with a `jax.ShapeDtypeStruct`, or a `PerReplica` of them, in place of each array."""
+        """Returns a step's result with shapes and dtypes (`jax.ShapeDtypeStruct`) in place of arrays."""
         arrays = iter(self._arrays)
         leaves = [result.described(next(arrays)) if result.is_array else result.static for result in self._results]
         return self._out_treedef.unflatten(leaves)
@@ -301,7 +301,7 @@ class Program:
         return self._wrapped(results)
 
     def _dispatched(self, arrays: Sequence[Any]) -> list[Any]:
-        """Dispatches the program, stores the variables' new values, and returns them with all steps' results."""
+        """Dispatches the program and stores the variables' new values; returns these values and all steps' results."""
         # A program that only reads variables takes their values under the lock. It does not wait for an eager run of
         # another thread.
         with assignment_lock() if self._assigned else lock, lock:
@@ -390,7 +390,7 @@ class Program:
         return self._wrapped(outs[len(self._assigned) :])
 
     def _announced_values(self) -> list[Any]:
-        """Returns the variables' values after the same step, in the boxes of the tapes that record the reads."""
+        """Reads the variables, all after the same step, and notifies tapes; returns boxes for tape-tracked values."""
         variables = (*self._donated, *self._not_donated)
         is_stored = ambient().store is None  # the values in a store are those of this thread's run or trace
         if is_stored:
@@ -404,7 +404,7 @@ class Program:
         ]
 
     def _under_tape(self, arguments: Arguments) -> Program:
-        """Returns the version of this program for calls under a tape, which is traced separately.
+        """Returns a separately traced version of this program, for calls under a tape.
 
         Two things differ under a tape: the derivative of a value that is read after an assignment, and, in a
         deterministic run, the order in which cotangents are summed.

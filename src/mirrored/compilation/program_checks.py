@@ -84,7 +84,10 @@ def _explained_use(called: str, error: Exception) -> TransformError | None:
 
 
 def explained_nesting(called: str, error: ValueError) -> TransformError | None:
-    """Converts JAX's error for a `deterministic=True` run inside another traced program; None for other errors."""
+    """Returns an error that explains JAX's error for a `deterministic=True` run in a traced program, or None.
+
+    None stands for any other error of JAX.
+    """
     if "compiler_options" not in str(error):
         return None
     return TransformError(
@@ -140,7 +143,7 @@ def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -
 
 
 def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
-    """Returns a device assignment of the program or its variables that spans several processes, or None."""
+    """Returns the first device assignment of a program and its variables that spans several processes, or None."""
     device_assignments = [store.device_assignment, *(variable.device_assignment for variable in variables)]
     return next(
         (

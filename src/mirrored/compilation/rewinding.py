@@ -22,7 +22,7 @@ _MISSING: Final = object()
 
 
 class Names:
-    """A snapshot of names that a function may assign: attributes of the user's objects, closure variables and globals.
+    """A snapshot of what a function may reassign: attributes of the user's objects, closure variables and globals.
 
     Args:
         function: The Python function.
@@ -44,7 +44,7 @@ class Names:
         self._attributes = [(owner, self._own_attributes(owner)) for owner in owners]
 
     def rewind(self) -> None:
-        """Restores the values that all names had at the snapshot."""
+        """Restores all these attributes, closure variables and globals to their values at the snapshot."""
         for cell, before in self._cells:
             if _content(cell) is not before:
                 if before is _MISSING:

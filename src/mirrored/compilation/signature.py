@@ -62,7 +62,7 @@ class Arguments:
 
     @property
     def leaf_keys(self) -> tuple[Hashable, ...]:
-        """The parts of `key` that belong to the leaves, in their order."""
+        """The parts of `key` that belong to the leaves, in the order of `leaves`."""
         return self.key[2:]
 
     def _with(self, leaves: list[Any]) -> Any:
@@ -110,9 +110,9 @@ class Arguments:
         return dataclasses.replace(self, arrays=arrays, leaves=self._leaves_with(arrays), like=like)
 
     def described(self) -> Arguments:
-        """Returns `without_arrays()` with copies of the static values, which the program cannot mutate.
+        """Returns a copy of these arguments with shapes and dtypes in place of arrays and with copied static values.
 
-        The arrays' weak types are left out.
+        The program cannot mutate the copies. The shapes and dtypes have no weak types.
         """
         arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
         leaves = self._leaves_with(arrays)
@@ -302,7 +302,7 @@ def _array_of(leaf: Leaf) -> Any:
 
 
 def _layout_of(leaf: Leaf) -> Hashable:
-    """Returns the part of an argument's cache key that identifies the replicas whose values the argument holds."""
+    """Returns an argument's device assignment (`PerReplica`) or number of replicas (`Mirrored`), for the cache key."""
     if isinstance(leaf, PerReplica):
         return leaf.device_assignment
     return leaf.num_replicas if isinstance(leaf, Mirrored) else None
