@@ -236,7 +236,7 @@ class PerReplica(_NotAnArray):
         return self._num_rows()
 
     def _num_rows(self) -> int:
-        """The number of components of a stacked value, i.e. of those rows that belong to a replica."""
+        """The number of rows of the stacked array that hold a replica's component; the other rows are padding."""
         assert self._stacked is not None
         if self._device_assignment is not None and self._device_assignment.is_uneven:
             return self._device_assignment.num_replicas
@@ -284,7 +284,7 @@ class PerReplica(_NotAnArray):
         return stacked
 
     def with_stacked(self, stacked: jax.Array) -> PerReplica:
-        """Returns a per-replica value on the same devices, which consists of the rows of another stacked array."""
+        """Returns a per-replica value whose components are the rows of `stacked`, on the devices of this value."""
         assert self._device_assignment is not None
         value = PerReplica.from_stacked(stacked, self._device_assignment, self.made_by)
         value.of_uneven_batch = self.of_uneven_batch

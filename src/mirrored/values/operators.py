@@ -81,7 +81,7 @@ class ArrayOperators:
         raise NotImplementedError(type(self).__name__)
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Applies `convert` to the array that holds the value, and returns the result, such as a NumPy array."""
+        """Returns the result of `convert`, such as `numpy.asarray`, for the array that `read_value()` returns."""
         return convert(self.read_value())
 
     for _name in (

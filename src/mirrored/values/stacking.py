@@ -39,7 +39,7 @@ _tracked_reads: list[_TrackedRead] = []
 
 
 def register_tracked_read(read: _TrackedRead) -> None:
-    """Registers a function that reads the components of a stacked value if a gradient tape tracks the value.
+    """Registers a function that reads the components of a stacked array that a gradient tape tracks.
 
     Args:
         read: Returns the components such that tapes record the read; None if no tape tracks the stacked array.
@@ -61,7 +61,7 @@ def register_gathers(gathers: Callable[[], bool]) -> None:
 
 
 def as_given(value: Any) -> Any:
-    """Returns a value unchanged, but a NumPy array as a read-only copy, because the caller may overwrite the array.
+    """Returns a read-only copy of a NumPy array, which the caller may overwrite later; returns other values unchanged.
 
     Raises:
         ArgumentError: Integers of 64 bits do not fit into 32.
@@ -218,7 +218,7 @@ def whole_rows(stacked: Any, device_assignment: DeviceAssignment) -> Any:
 
 
 def are_readable_here(components: Iterable[Leaf], stacked: Any) -> bool:
-    """Returns whether cached components of a stacked value can be read here, i.e. belong to no trace that has ended."""
+    """Returns whether cached components of a stacked value can be read here: none is a tracer of an ended trace."""
     return all(_is_readable_here(component, stacked) for component in components)
 
 
@@ -231,8 +231,8 @@ def _is_readable_here(component: Leaf, stacked: Any) -> bool:
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
     """Splits a stacked array into one array per replica.
 
-    Those of this process are returned, on their devices, if these are known. They are not committed to the devices, so
-    that components of different replicas can be combined.
+    If the devices are known, returns the arrays of this process's replicas, each on its replica's device. The arrays
+    are not committed to the devices, so that components of different replicas can be combined.
     """
     # A callback of a compiled program receives a NumPy array, which has no shards.
     if (
