@@ -321,7 +321,7 @@ def _is_aggregated(assignment: Assignment) -> bool:
 
 
 def _aggregated_alone(assignment: Assignment, value: object) -> Any:
-    """Applies a variable's custom reduction to the value of a single replica; other aggregations do nothing."""
+    """Applies a variable's custom reduction to the value of a single replica; without one, returns the value."""
     variable = assignment.variable
     is_custom = assignment.aggregates and not isinstance(variable.aggregation, VariableAggregation)
     if variable.device_assignment is None or variable.per_replica or not is_custom:
@@ -383,7 +383,7 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
 
 
 def _is_number(value: object) -> bool:
-    """Returns whether a value is a Python number: `numpy.float64` is one, too, but stays an array of its replica."""
+    """Returns whether a value is a Python number; False for `numpy.float64`, which is treated as an array."""
     return isinstance(value, (bool, int, float, complex)) and not hasattr(value, "dtype")
 
 

@@ -23,10 +23,12 @@ _results: Final[dict[int, tuple[weakref.ref[Any], DeviceAssignment]]] = {}
 
 
 def as_result(value: Any, device_assignment: DeviceAssignment | None) -> Any:
-    """Copies a variable's new value into a new array, and registers the array so that `copies_of_result` recognizes it.
+    """Returns a new array object for a variable's new value, registered so that `copies_of_result` recognizes it.
+
+    Returns `value` itself for a plain variable or a single replica, and if it is a tracer or an array of PRNG keys.
 
     Args:
-        value: The stored array. The result is another object, because a read returns the stored array itself.
+        value: The stored array. The result is another object with the same buffers, because a read returns this object.
         device_assignment: The devices of the variable's replicas; None for a plain variable.
     """
     if device_assignment is None or device_assignment.num_replicas == 1 or isinstance(value, Tracer) or is_key(value):

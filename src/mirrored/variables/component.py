@@ -65,7 +65,7 @@ class VariableComponent(VariableOperators):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of this replica's copy of the variable."""
+        """The declared shape of the variable, with None for dimensions that assignments may change."""
         return self._variable.shape
 
     @property
@@ -80,7 +80,7 @@ class VariableComponent(VariableOperators):
 
     @property
     def component_shape(self) -> tuple[int, ...]:
-        """The current shape of this replica's value; the declared shape may be open (``shape=[None]``)."""
+        """The current shape of this replica's copy, even if the declared `shape` has unknown dimensions (None)."""
         return self._variable.component_shape  # type: ignore[no-any-return]
 
     @property
@@ -113,7 +113,7 @@ class VariableComponent(VariableOperators):
     value = read_value
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Applies `convert` to this replica's array, and returns the result, such as a NumPy array."""
+        """Returns the result of `convert`, such as `numpy.asarray`, for this replica's copy of the variable."""
         try:
             return convert(self.read_value())
         except RuntimeError:
@@ -150,7 +150,7 @@ class VariableComponent(VariableOperators):
         return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} device={self.device} {self._shown()}>"
 
     def _shown(self) -> str:
-        """Returns the value as text for `repr`; a placeholder while tracing or on another replica of the run."""
+        """Returns the value as text for `repr`; a placeholder while tracing, or for another replica of the `run`."""
         variable, here = self._variable, ambient()
         if variable.is_lost:
             return "(lost)"

@@ -202,7 +202,7 @@ def _evaluated(value: Any) -> Any:
 
 
 def _stored_value(source: Any) -> Any:
-    """Returns the first replica's stored value of a variable, given as `source` or as its attribute `variable`."""
+    """Returns the first replica's stored value of the variable `source`, or of the variable ``source.variable``."""
     variable = getattr(source, "variable", source)
     return variable.stored_component(0)
 
@@ -329,7 +329,7 @@ class Awaiting:
                 ask(self)
 
     def before_write(self) -> None:
-        """Calls the pending callback's `before_write`, if any, before other code overwrites the awaited value."""
+        """Notifies the callback that would supply the value, by its `before_write`, of an assignment by other code."""
         before_write = getattr(self._withheld, "before_write", None)
         if before_write is not None:
             with stored_immediately():

@@ -163,7 +163,7 @@ def sizes_of_resizables() -> tuple[tuple[int, tuple[int, ...]], ...]:
 def distinct_names(
     variables: Iterable[_Named], name_of: Callable[[_Named], str] = operator.attrgetter("name")
 ) -> dict[int, str]:
-    """Returns a name for each variable, by `id`, which no other of them has and which is the same on all workers.
+    """Returns a dict from each variable's `id` to a name that is unique among the variables and equal on all workers.
 
     Variables of one name are numbered in the order of their creation. `serial` itself can differ between workers: it
     also counts the variables that a worker creates alone.

@@ -90,7 +90,7 @@ def row_of(variable: Variable, replica: int, here: Ambient) -> int:
 
 
 def row_in(whole: jax.Array, variable: Variable, replica: int, here: Ambient) -> Any:
-    """Returns one replica's value of a sync-on-read variable, bit-identical, from the stacked values."""
+    """Returns one replica's row of a sync-on-read variable's stacked value, without changing its bits."""
     row = row_of(variable, replica, here)
     if here.runner is None and variable.device_assignment is not None:
         whole = whole_rows(whole, variable.device_assignment)
@@ -175,7 +175,7 @@ def _check_determines_all(assignment: Assignment, value: object) -> None:
 
 
 def _stage_locals(assignment: Assignment, value: object, store: VariableStore, runner: ReplicaRunner) -> None:
-    """Assigns each local replica's value of a variable, in the store of variable values during a run."""
+    """Assigns a sync-on-read variable in the variable store of a run: sets the value of each local replica."""
     variable = assignment.variable
     for k in range(runner.num_local):
         if isinstance(value, PerReplica):
@@ -201,7 +201,10 @@ def _replica_index(runner: ReplicaRunner, local: int) -> Any:
 
 
 def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> Any:
-    """Returns one replica's share of a value that is assigned to a variable in cross-replica context."""
+    """Returns one replica's component if a single value is assigned to a variable in cross-replica context.
+
+    With aggregation SUM, the components of all replicas add up to the value.
+    """
     variable = assignment.variable
     if variable.share_of is not None and assignment.replaces:
         return variable.share_of(value, replica)
@@ -217,7 +220,7 @@ def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> A
 
 
 def component_error(called: str, name: str) -> ContextError:
-    """Returns the error for replicas of a compiled run that assign a sync-on-read variable without a strategy."""
+    """Returns the error if replicas of a compiled run assign a sync-on-read variable that belongs to no strategy."""
     return ContextError(
         called,
         found=f"the replicas assign {name!r}, a sync-on-read variable with aggregation SUM that was created "

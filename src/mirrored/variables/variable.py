@@ -280,7 +280,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
         return self.converted(np.array)  # type: ignore[no-any-return]
 
     def converted(self, convert: Callable[[Any], Any]) -> Any:
-        """Applies `convert` to the array that holds the value, and returns the result, such as a NumPy array.
+        """Returns the result of `convert`, such as `numpy.asarray`, for the array that `read_value()` returns.
 
         Raises:
             LostStateError: The value is lost: a step that owned its buffer failed.
@@ -369,7 +369,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
     # Python protocols
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a part of the value; with `mirrored.tf` in use, the part has a method `assign` that replaces it."""
+        """Returns the indexed part of the value; with `mirrored.tf` in use, `variable[index].assign(x)` replaces it."""
         return note_slice(self.read_value()[index], self, index)
 
     def ref(self) -> Reference:
