@@ -344,7 +344,7 @@ class GradientAccumulator:
 
 
 def _sources(tree: PyTree) -> tuple[list[tuple[str, bool]], list[Variable]]:
-    """Returns each leaf's path and whether the leaf is a variable with a gradient, and the list of such variables."""
+    """Returns, for each leaf, its path and whether it is a variable with a gradient; also returns these variables."""
     paths, leaves = _flattened(tree)
     is_model = not isinstance(tree, list | tuple)
     used = [isinstance(leaf, Variable) and (leaf.trainable or not is_model) for leaf in leaves]

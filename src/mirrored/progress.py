@@ -25,7 +25,7 @@ _LINE_SECONDS: Final = 10.0
 
 
 class Progress(Generic[T]):
-    """An iteration over a dataset with a progress bar; the result of `progress`.
+    """An iterable over a dataset that shows a progress bar during the iteration; `progress` returns it.
 
     Example:
         >>> import mirrored as mr
@@ -193,7 +193,7 @@ def _rate(steps: int, seconds: float) -> str:
 
 
 def _number(name: str, value: Any) -> Any:
-    """Returns a number to display later, without waiting for its computation; raises an error for other values."""
+    """Returns a single number to display, without waiting until it is computed; raises an error for other values."""
     value = value.read_value() if isinstance(value, Variable) else value
     if isinstance(value, (int, float, np.generic)) or getattr(value, "size", None) == 1:
         return value
