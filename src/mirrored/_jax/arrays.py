@@ -265,7 +265,7 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
     Args:
         rows: ``[n * len(devices), ...]``.
         sharding: The sharding of the result.
-        devices: Its devices.
+        devices: The devices of `sharding`.
     """
     each = rows.shape[0] // len(devices)
     return put_parts([rows[first : first + each] for first in range(0, rows.shape[0], each)], sharding, devices)
@@ -279,7 +279,7 @@ def put_parts(parts: Sequence[np.ndarray], sharding: jax.sharding.Sharding, devi
     Args:
         parts: One host array per device, with the rows of this device. All parts have the same shape and dtype.
         sharding: The sharding of the result.
-        devices: Its devices.
+        devices: The devices of `sharding`.
     """
     if not _is_canonical(parts[0]):
         parts = [canonical(part) for part in parts]

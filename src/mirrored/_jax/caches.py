@@ -177,7 +177,7 @@ def carry_tape_token() -> Callable[[], None]:
 
 
 class _Sharing:
-    """Tracing-cache state of one trace of a compiled function: its tokens, and whether tapes and replicas share them.
+    """The tracing-cache tokens of one trace of a compiled function, and the objects that other modules cache for it.
 
     Attributes:
         is_separate: Whether every change of tape or replica takes a new token, so that helpers are traced again.
@@ -219,7 +219,7 @@ def fresh() -> Iterator[None]:
 
 
 def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
-    """Returns the object that the current `fresh()` block caches under `key`, or caches `make()`; None outside a block.
+    """Returns the object cached for `key` in the current `fresh()` block, created by `make`; None outside a block.
 
     Use it for a cache whose keys contain a jaxpr or a token of the block. No later trace would find such an entry, and
     a process-wide cache would keep the jaxprs alive.
@@ -317,7 +317,7 @@ def traced_run(replicas: int) -> list[OwnTraces]:
 
 @contextmanager
 def for_replica(own: Hashable) -> Iterator[None]:
-    """Separates the JAX traces that a ``with`` block caches for one replica from traces cached outside `Strategy.run`.
+    """Makes JAX cache the traces of a ``with`` block for one replica, separately from traces outside `Strategy.run`.
 
     The traces of different replicas are separate in compiled runs, and in eager ones after `separate_replicas`.
 

@@ -36,7 +36,7 @@ def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
 
 
 def _with_one_use(divisor: Any, rank: int) -> Any:
-    """Copies a broadcast, non-constant divisor, so that only the division uses the copy; keeps other divisors."""
+    """Hides a broadcast divisor behind a barrier that only the division uses; returns other divisors unchanged."""
     owner = divisor.owner
     name = getattr(owner, "name", None)  # a function's argument belongs to a block, which has no name
     if name == _BROADCAST:

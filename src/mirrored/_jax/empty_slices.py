@@ -1,4 +1,4 @@
-"""Makes the gradient of a tape-tracked array through an empty slice zeros instead of None.
+"""Gives a tape-tracked array a gradient of zeros, instead of None, if a loss depends only on an empty slice.
 
 Supports JAX 0.10 to 0.12: the classes of `array.at` and `array.at[index]`, which JAX does not export.
 """
@@ -27,7 +27,7 @@ def connected(part: jax.Array, whole: jax.Array) -> Any:
 
 
 class _ConnectedRef(_array_methods._IndexUpdateRef):
-    """The result of `array.at[index]`, whose `get()` is connected to `array` even if it returns no elements."""
+    """The result of `array.at[index]`; gradients flow through `get()` to `array` even if the slice is empty."""
 
     __slots__ = ()
 

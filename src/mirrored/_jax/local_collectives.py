@@ -52,8 +52,8 @@ def replica_sum(
         local: The local index of the replica.
         replicas: The number of replicas.
         called: What the user called, for messages.
-        given: Which leaves of the replica's structure the arrays are. The parts of all replicas must agree, because
-            they are combined by position.
+        given: For each leaf of the replica's structure, whether it is one of the arrays. The tuple must be equal on all
+            replicas, because their arrays are combined by position.
     """
     return list(_sum.bind(*arrays, local=local, replicas=replicas, called=called, given=given))
 
@@ -141,7 +141,7 @@ def _transpose_sum(cotangents: Sequence[Any], *arrays: Any, **params: Any) -> An
 
 
 def _transpose_gather(cotangents: Sequence[Any], *arrays: Any, local: int, replicas: int, **params: Any) -> Any:
-    """Returns the cotangent of a replica's gathered array: its slice of the sum of all replicas' cotangents."""
+    """VJP rule of the all-gather: returns one replica's slice of the sum of all replicas' cotangents."""
     sums = _sum.bind(*_zeros_made(cotangents), local=local, replicas=replicas, **params)
     replica = _impls[NUMBER](local)
     if replica is None:

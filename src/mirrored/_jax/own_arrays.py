@@ -20,8 +20,8 @@ _JAXPRS: Final = (Jaxpr, ClosedJaxpr)
 def with_own_arrays(jaxpr: Jaxpr, constants: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
     """Returns a jaxpr and its constants, with copies in place of the NumPy arrays that user code can write to.
 
-    These are constants of the jaxpr and of its inner jaxprs (of `jax.jit`), and literals, which NumPy's arrays without
-    dimensions become.
+    The copied arrays are constants of the jaxpr and of its inner jaxprs (of `jax.jit`), and literals: JAX turns NumPy
+    arrays without dimensions into literals.
     """
     copies = _Copies()
     return copies.of_jaxpr(jaxpr), tuple(map(copies.of_array, constants))
