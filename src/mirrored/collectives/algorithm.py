@@ -69,7 +69,7 @@ class CrossDeviceOps(abc.ABC):
             group: The placement of the replicas on devices.
 
         Returns:
-            For each array a list with its sum, once per virtual replica of the device. It is equal on all devices.
+            For each array a list with its sum, once per virtual replica of the device. The sum is equal on all devices.
         """
 
     @property

@@ -135,9 +135,9 @@ class PythonState:
     def can_rewind(self) -> bool:
         """Whether `rewind` can undo all effects of a trace: False if the function can reach an iterator or a queue.
 
-        An element that a trace has taken from an iterator cannot be put back. Other threads use a queue meanwhile: a
-        rewound queue would lose what they have put there, and return again what they have taken. And a trace would wait
-        for an element of an empty one.
+        An element that a trace has taken from an iterator cannot be put back. Other threads may use a queue meanwhile:
+        a rewound queue would lose what they have put there, and return again what they have taken. And a trace would
+        wait for an element of an empty queue.
         """
         return not (self._iterators or self._nested or self._reaches_queue)
 

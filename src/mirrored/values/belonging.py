@@ -45,7 +45,7 @@ def check_placement(called: str, strategy: HasReplicas, value: Any, where: Devic
         where: Its device assignment; None if unknown.
 
     Raises:
-        ValuesError: It has not.
+        ValuesError: The value has another number of components, or is on the replicas of another strategy.
     """
     own = strategy.device_assignment
     is_placed = where is not None and (not isinstance(value, PerReplica) or value.is_placed)

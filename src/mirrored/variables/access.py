@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
-    """Returns the store of variable values of the current `run` or trace; None if the variable itself holds the value.
+    """Returns the variable store of the current `run` or trace; None if the variable's own storage holds the value.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
     use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
