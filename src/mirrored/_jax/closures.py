@@ -193,7 +193,7 @@ def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
 
 
 def depends_on_opaque(primitive: Primitive, params: Mapping[str, Any], arrays: Sequence[Any], count: int) -> list[bool]:
-    """Returns for each of `count` results of a primitive whether it depends on a function that closes over `arrays`.
+    """Returns, for each of a primitive's `count` results, whether it depends on a function that closes over `arrays`.
 
     Args:
         primitive: The primitive. The results of `jit` and `checkpoint` are distinct objects; others need not be.

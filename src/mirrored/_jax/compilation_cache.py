@@ -15,7 +15,7 @@ from mirrored._jax.private import distributed as _distributed
 
 
 class _AsFirst:
-    """JAX's distributed state with process id 0, so that JAX's check lets this process write its compilation cache."""
+    """JAX's distributed state, but with process id 0, because JAX lets only process 0 write the compilation cache."""
 
     process_id = 0
 

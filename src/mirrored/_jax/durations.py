@@ -25,7 +25,7 @@ _EVENTS: Final = {
 
 
 class _Measured:
-    """The measured seconds per activity, and the number of open traces, of which only the outermost is measured."""
+    """The seconds spent on each activity, and the number of nested traces; only the outermost trace is measured."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

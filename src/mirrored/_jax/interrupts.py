@@ -84,9 +84,9 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def wait_or_cancel(self) -> None:
-        """Waits until the call has ended or is cancelled.
+        """Waits for the end of the call, or cancels the call if an interrupt has arrived before it began.
 
-        Cancels a call that has not begun if an exception has interrupted the wait, or if no thread was started.
+        Also cancels a call whose thread was not started.
         """
         may_cancel = self.interruption is not None or self._thread.ident is None
         if may_cancel and self._claim.take("waiting"):

@@ -79,7 +79,7 @@ def trace_settings() -> Any:
 
 
 def program_settings() -> Any:
-    """Returns `trace_settings()` without the tokens of tapes and replicas (`_jax.caches`).
+    """Returns `trace_settings()` without the cache tokens that separate tapes and replicas (`_jax.caches`).
 
     A program of `mirrored.function` does not depend on the tokens around the call: it is traced under its own.
     """

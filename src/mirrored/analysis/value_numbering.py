@@ -79,7 +79,7 @@ class ValueNumbering:
         return self._read(self._of, atom)
 
     def operation(self, eqn: JaxprEqn) -> int:
-        """Returns a number for an equation's primitive and parameters, regardless of its operands."""
+        """Returns a number for an equation's primitive and parameters, whatever the equation's operands are."""
         kind = self._flows.kind(eqn)
         if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
             # The other parameters (names, derivative rules, layouts) do not change the result.
@@ -165,7 +165,7 @@ class ValueNumbering:
         return [self._read(numbers, atom) for atom in jaxpr.outvars]
 
     def _chosen(self, index: int, results: Sequence[int]) -> int:
-        """Returns the value number of a `cond` output, from the branches' numbers and, if these differ, `index`."""
+        """Returns a `cond` output's value number: that of the branches if equal, else one that depends on `index`."""
         return results[0] if len(set(results)) == 1 else self._intern(("chosen", index, *results))
 
     def _loop(self, eqn: JaxprEqn, operands: Sequence[int], loop: _LoopNumbering, here: _Site) -> list[int]:
@@ -340,7 +340,7 @@ class ArrayContents:
 
 
 def _is_plain(value: object) -> bool:
-    """Returns whether this process can read the bits of `value`: it is not a typed PRNG key or on another process."""
+    """Returns whether this process can read the bits of `value`; False for PRNG keys and shards on other processes."""
     return not isinstance(value, jax.Array) or (
         not jnp.issubdtype(value.dtype, jax.dtypes.extended) and value.is_fully_addressable
     )

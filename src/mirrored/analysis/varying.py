@@ -160,7 +160,7 @@ _OperandPath = tuple[Sequence[PathStep], int | None]
 
 
 class _LoopVarying:
-    """The varying analysis of a loop's body, with the carries that vary after any number of iterations.
+    """The varying analysis of a loop's body, repeated until no further carry becomes varying.
 
     A varying carry can make other carries vary in the next iteration. The analysis makes passes over the body until no
     carry is added, and stores for each carry the pass in which it became varying.

@@ -175,7 +175,7 @@ def reduced_alone(op: ReduceOp, array: jax.Array) -> Any:
 
 
 def custom(op: ReduceOp, like: jax.Array, stacked: jax.Array, group: Group) -> Any:
-    """Applies a custom reduction to the stacked values of all replicas, after checking its result type.
+    """Applies a custom reduction to the stacked values of all replicas, after checking the result's shape and dtype.
 
     Each component has the shape and dtype of `like`.
     """

@@ -82,7 +82,7 @@ class ReduceOp(metaclass=_Members):
             raise TypeError(f"{type(self).__name__}() takes no arguments")
 
     def __call__(self, per_replica: jax.Array) -> Any:
-        """Reduces all replicas' values, stacked as ``[replicas, ...]``, to one. Subclasses override this method."""
+        """Reduces the replicas' values, stacked as ``[replicas, ...]``, to one value. Subclasses override this."""
         raise NotImplementedError(f"{type(self).__name__} does not define __call__(per_replica)")
 
     @property
@@ -236,7 +236,7 @@ def type_of(component: Operand) -> tuple[str, tuple[int, ...]]:
 
 
 def check_types(called: str, types: Sequence[tuple[str, tuple[int, ...]]]) -> None:
-    """Raises an error unless the arrays to be reduced, given by their dtypes and shapes, are alike.
+    """Raises an error unless all ``(dtype, shape)`` pairs in `types`, of the arrays to be reduced, are equal.
 
     Raises:
         StructureError: Shapes or dtypes differ.
@@ -444,6 +444,6 @@ def _adasum(one: jax.Array, other: jax.Array) -> Any:
 
 
 def _subtracted_fraction(shared: jax.Array, vector: jax.Array) -> Any:
-    """Returns the fraction of `vector` that Adasum subtracts, given the dot product `shared`; 0 for a zero vector."""
+    """Returns the fraction of `vector` that Adasum subtracts, given its dot product `shared` with the other vector."""
     squared = jnp.real(jnp.vdot(vector, vector))
     return jnp.where(squared > 0, shared / (2 * jnp.where(squared > 0, squared, 1)), 0)

@@ -115,7 +115,7 @@ def is_container(value: object) -> bool:
 
 
 def _is_identical(before: Sequence[object], after: Sequence[object]) -> bool:
-    """Returns whether two lists have the same objects, or tuples (items of a dict) of the same objects."""
+    """Returns whether two lists hold the same objects; tuples (items of dicts) are compared element by element."""
     return len(before) == len(after) and all(map(_is_same_element, before, after))
 
 

@@ -174,18 +174,18 @@ class Function(Code):
 
     @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
-        """The Python function that is traced: the decorated function after conversion of its code and of its result."""
+        """The function that is traced, with converted code (as by AutoGraph) and the conversion of results."""
         return self._conversion.with_result(self._to_trace)
 
     @functools.cached_property
     def _to_trace(self) -> Callable[..., Any]:
-        """The Python function to trace, after the conversion of its code, but not of its result."""
+        """The function to trace, with converted code (as by AutoGraph), but without the conversion of results."""
         code = self._conversion.code
         return self.python_function if code is None else code(self.python_function)
 
     @functools.cached_property
     def _as_python(self) -> Callable[..., Any]:
-        """The Python function for eager calls: its result is converted, but its code is not."""
+        """The function for eager calls, with the conversion of results, but with the original code."""
         return self._conversion.with_result(self.python_function)
 
     def _call_steps(self, here: Ambient, batches: Sequence[Any]) -> Any:

@@ -51,7 +51,7 @@ def log_ragged(function: object, name: str) -> None:
 
 
 def evened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Replaces uneven per-replica batches in arguments by zeros, all in the shape of the largest batch.
+    """Replaces each uneven per-replica batch in arguments by zeros: on every replica, the shape of the largest batch.
 
     Example:
         >>> import mirrored as mr

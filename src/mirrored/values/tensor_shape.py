@@ -204,7 +204,7 @@ class TensorShape(tuple[Any, ...]):
         return hash(self._dims)
 
     def __repr__(self) -> str:
-        """Returns the same text as TensorFlow."""
+        """Returns the same text as TensorFlow: ``TensorShape([None, 3])``."""
         return "TensorShape(None)" if self._dims is None else f"TensorShape({list(self._dims)})"
 
     def __str__(self) -> str:

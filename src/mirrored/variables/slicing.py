@@ -107,7 +107,7 @@ def _check_index(index: Any, shape: tuple[int, ...], called: str) -> None:
 
 
 def _num_axes(part: Any) -> int:
-    """Returns the number of array axes to which one element of an index applies."""
+    """Returns the number of array axes to which one element of an index applies, such as 2 for a boolean matrix."""
     if part is None or part is Ellipsis:
         return 0
     if isinstance(part, slice):

@@ -293,7 +293,7 @@ def locked_with_rollback(call: Callable[[], T]) -> T:
 
 @contextmanager
 def stored_immediately() -> Iterator[None]:
-    """Stores a ``with`` block's assignments at once and permanently, despite `with_storage_rollback` or `together`."""
+    """Stores the assignments of a ``with`` block at once; an outer `with_storage_rollback` does not undo them."""
     before, kept_back = thread.before, thread.kept_back
     thread.before = thread.kept_back = None
     try:

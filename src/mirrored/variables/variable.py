@@ -128,7 +128,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
     """The shape of one copy or component of the value."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
-        """Creates a `DistributedVariable` if a strategy is current."""
+        """Creates a `DistributedVariable` if a strategy is current, otherwise a plain `Variable`."""
         strategies = ambient().strategies
         distributed = bool(strategies) and strategies[-1].device_assignment is not None
         return super().__new__(DistributedVariable if distributed and cls is Variable else cls)
