@@ -265,7 +265,7 @@ def statistic_of(
 
 
 def _share_out(variable: Variable, value: Any) -> None:
-    """Divides the initial value of a sum-aggregated variable among the replicas, whose values then sum to it."""
+    """Divides the initial value of a sum-aggregated variable among replicas: their values sum to the initial value."""
     is_sum = variable.aggregation is VariableAggregation.SUM and variable.num_replicas > 1
     if is_sum and ambient().replica is None and not isinstance(value, Tracer) and np.any(np.asarray(value)):
         variable.assign(value)

@@ -70,7 +70,7 @@ def disconnect() -> None:
 
 
 def _allowing_own_trace(check: Callable[..., None]) -> Callable[..., None]:
-    """Wraps NNX's trace-level check so that a compiled function may change modules in its own trace.
+    """Wraps NNX's check of trace levels to permit changes to modules in the trace of a compiled function.
 
     There the variables stage their assignments, so changes under that trace are safe.
     """
@@ -86,9 +86,9 @@ def _allowing_own_trace(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def _adopting_attributes(set_attribute: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
-    """Wraps NNX's `__setattr__` to store new variables in `mirrored` variables; still rejects assignments in a trace.
+    """Wraps NNX's `__setattr__` to create `mirrored` variables for the NNX variables in a new attribute of a module.
 
-    An attribute set in a trace would be set only once, when the function is traced.
+    Raises an error in a trace: the attribute would be set only once, when the function is traced.
     """
 
     @functools.wraps(set_attribute)
@@ -146,9 +146,9 @@ class NNXBridge:
         return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
 
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
-        """Returns the variable that stores NNX random keys, and `key_data`, which converts new keys for the variable.
+        """Returns the variable that stores the random keys in `value`, and a function that converts keys to raw data.
 
-        In replicas, where keys are derived from the stored ones, and for keys that `nnx.split_rngs` has set, None.
+        None for other values, in replicas (which derive keys from the stored ones), and for keys set by `split_rngs`.
         """
         content = held(value) if isinstance(value, nnx.Variable) else None
         if not isinstance(content, ReplicaKey) or in_replicas() or borrowed(content) is not None:

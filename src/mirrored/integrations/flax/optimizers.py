@@ -64,7 +64,7 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_constants(model: PyTree, result: T) -> T:
-    """Tells open gradient tapes to treat the updated parameters as constants, and returns `result`."""
+    """Makes open gradient tapes treat a model's updated parameters as constants; returns `result` unchanged."""
     if ambient().listeners:
         for variable in jax.tree.leaves(model, is_leaf=_is_nnx_variable):
             content = held(variable) if isinstance(variable, nnx.Param) else None
@@ -84,7 +84,7 @@ def _filled(grads: PyTree, parameters: PyTree) -> PyTree:
 
 
 def _check_belongs(model: PyTree, grads: PyTree) -> None:
-    """Raises ContextError if a model's parameters are plain arrays where an update requires a strategy's variables.
+    """Raises ContextError if several replicas, or a tape's gradients, would update parameters that are plain arrays.
 
     Gradients of a tape with respect to arrays are None, which optax does not accept. The replicas of a run get copies
     of a model that is an argument of `run`, and each would update its own copy, by the gradients of its own batch.

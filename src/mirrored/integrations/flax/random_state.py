@@ -102,7 +102,7 @@ def in_replicas() -> bool:
 
 
 class _Outside:
-    """Sentinel for random states that `nnx.split_rngs` sets outside of `strategy.run` and compiled functions."""
+    """A dictionary key for code outside of `strategy.run` and compiled functions, in place of a variable store."""
 
 
 _Stacks = weakref.WeakKeyDictionary[Any, dict["int | None", list[Any]]]
@@ -112,7 +112,7 @@ _doing = threading.local()
 
 
 def borrowed(content: Variable | ReplicaKey) -> Any:
-    """Returns the temporary value that `nnx.split_rngs` has set for a random state in this context, or None.
+    """Returns the temporary value that `nnx.split_rngs` has set for a random state in this context; None without one.
 
     Raises:
         ContextError: `nnx.split_rngs` replaced it outside of the run or compiled function that reads it.
@@ -133,7 +133,7 @@ def borrowed(content: Variable | ReplicaKey) -> Any:
 
 
 def assign_random_state(content: Variable | ReplicaKey, value: Any, by_user: bool) -> bool:
-    """Handles an assignment to a random state; returns False if the caller must still assign the value.
+    """Sets or discards a random state's temporary value; returns False if the caller must assign the variable.
 
     The assignment is made by `nnx.split_rngs`, `nnx.restore_rngs` or the program.
 

@@ -41,9 +41,9 @@ def connect_statistics() -> None:
 
 
 def _with_examples(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `nnx.BatchNorm.__call__` so that a replica without examples keeps its statistics, instead of a mean of NaN.
+    """Wraps `nnx.BatchNorm.__call__` so that a replica without examples keeps its running statistics.
 
-    With an axis name, it has the statistics of all replicas.
+    The mean of no examples is NaN. A layer with an axis name uses the statistics of all replicas instead.
     """
 
     @functools.wraps(call)
@@ -61,9 +61,9 @@ def _with_examples(call: Callable[..., Any]) -> Callable[..., Any]:
 def _with_mask(
     call: Callable[..., Any], norm: Any, x: Array, use_running_average: bool | None = None, *, mask: Any = None
 ) -> Any:
-    """Calls `nnx.BatchNorm` so that features without an unmasked element on this replica keep their statistics.
+    """Calls `nnx.BatchNorm`; a feature whose elements on this replica are all masked keeps its running statistics.
 
-    Their mean would be 0/0, and the running statistics NaN for ever. They are normalized by the masked elements.
+    Its mean would be 0/0, and its statistics NaN permanently. It is normalized by its masked elements.
     """
     is_running = norm.use_running_average if use_running_average is None else use_running_average
     if mask is None or is_running or is_running is None:
@@ -80,7 +80,7 @@ def _with_mask(
 
 
 def _over_replicas(layer: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Flax's computation of mean and variance so that, inside `strategy.run`, an axis name means all replicas.
+    """Wraps Flax's computation of mean and variance to include all replicas if an axis name is given in `strategy.run`.
 
     Each replica's sums are weighted by their number of elements, so uneven per-replica batches give the statistics of
     the global batch.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def device_for(strategy: Strategy | None, called: str) -> Any:
-    """Returns the device on which `fit` computes undivided batches (`deterministic=True`); None if replicas split them.
+    """Returns the device on which `fit` computes whole batches with `deterministic=True`; None for other strategies.
 
     Raises:
         ContextError: The strategy is deterministic and spans several processes.
@@ -128,7 +128,7 @@ def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], A
 
 
 def _on_device(variable: KerasVariable, device: jax.Device) -> Any:
-    """Returns a copy of a value on a device; a step may donate the copy while the variable keeps its value."""
+    """Returns a copy of a variable's value on a device; donating the copy does not delete the variable's array."""
     return jnp.array(jax.device_put(variable.value, device), copy=True)
 
 
@@ -189,7 +189,7 @@ def _of_parts(host: HostArray, parts: Parts, sharding: NamedSharding, device_ass
 
 
 def check_same(called: str, arrays: Mapping[str, HostArray]) -> None:
-    """Raises an error on all workers if the arrays of their first batches differ.
+    """Raises an error on all workers if the first batch of a Keras loop is not equal on every worker.
 
     Args:
         called: The method of the model, for messages.

@@ -29,7 +29,7 @@ def with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
 
 @contextlib.contextmanager
 def built_once(optimizer: Optimizer) -> Iterator[None]:
-    """Context manager in which an optimizer's `build` runs once for all replicas, on the stored values of variables.
+    """Context manager in which an optimizer's `build` runs once for all replicas, outside of the run in progress.
 
     Assignments in the run would be part of the compiled step, which repeats them, and would be those of one replica.
     So the block reads and assigns the storage. The run or function is told of the new variables afterwards.
@@ -83,7 +83,7 @@ class _StoredReads:
 
 
 def _unbuilding(optimizer: Optimizer) -> Callable[[], None]:
-    """Returns a function that restores an optimizer's present state (unbuilt, without slots) if a `build` fails."""
+    """Returns a function that undoes a failed `build`: removes new slots, and resets the optimizer's `built` flag."""
     before = {id(one): (one.built, len(own_variables(one))) for one in with_wrapped(optimizer)}
 
     def undo() -> None:

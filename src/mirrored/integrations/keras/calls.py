@@ -55,7 +55,7 @@ def prepare(layer_class: type) -> None:
 
 
 def _prepare(layer_class: type) -> None:
-    """Makes the `call` of a user-defined class and its base classes convertible by AutoGraph."""
+    """Replaces the `call` methods that users define in a class and its bases by functions that AutoGraph converts."""
     for one in layer_class.__mro__:
         call = vars(one).get("call")
         if one not in _prepared and isinstance(call, types.FunctionType) and not one.__module__.startswith("keras."):

@@ -66,7 +66,7 @@ class StepKeys:
 
 
 def _started(words: Any, number: int) -> Any:
-    """Returns a random stream's initial state in a step: a key derived from `words`, and a counter.
+    """Returns a random stream's initial state (a key and a counter), from the key data `words` that the step receives.
 
     The counter depends on the number of the step alone: operations with their own seed use it, but not the key.
     """

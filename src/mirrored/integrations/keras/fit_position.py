@@ -92,7 +92,7 @@ _PYTHON: Final = _OfPython()
 
 
 def _random_state(adapter: Any) -> _RandomState | None:
-    """Returns the global random state with which Keras shuffles the data; None if this thread does not shuffle."""
+    """Returns the global random state with which this thread shuffles data for Keras; None if it shuffles no data."""
     if isinstance(adapter, ArrayDataAdapter):
         return _NUMPY if shuffles_arrays(adapter) else None
     if isinstance(adapter, PyDatasetAdapter) and adapter.shuffle and adapter.enqueuer is None:
@@ -146,7 +146,7 @@ class FitPosition:
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the first iterator it is called with, which reads the training data; ignores later iterators."""
+        """Stores the first iterator, which reads the training data; ignores later iterators, such as for validation."""
         if self._iterator is None:
             self._iterator = iterator
 
@@ -294,7 +294,7 @@ def _noting(reset: Callable[..., None]) -> Callable[..., None]:
 
 
 def _keeping_random_state(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Keras' batch generators to record and restore the random state from which a pass draws its order."""
+    """Wraps Keras' batch generators to record and restore the random state that determines the order of a pass."""
 
     @functools.wraps(read)
     def drawing(self: Any, *args: Any) -> Iterator[Any]:
@@ -344,9 +344,9 @@ def _resuming(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_passes(self: EpochIterator, steps: Iterator[Any]) -> Iterator[Any]:
-    """Begins another pass in an epoch before which a dataset of unknown length has ended.
+    """Starts a dataset of unknown length over if it ends within an epoch of `fit`, before `steps_per_epoch` steps.
 
-    Keras does that if it knows the length. It would take the end of the data for that of the epoch, without a step.
+    Keras starts over only if it knows the length; otherwise it takes the end of the data for the end of the epoch.
     """
     for begin, end, iterator in steps:
         if not begin and steps_seen(self) > self.steps_per_execution:

@@ -132,7 +132,7 @@ def withhold(model: Model, which: Mapping[str, bool]) -> None:
 
 
 class _Carrying:
-    """Assigns the values that Keras' training loop holds in local variables to the model's variables."""
+    """Copies the values in Keras' training loop to a model's variables before a variable is read or assigned."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -143,7 +143,7 @@ class _Carrying:
         lose_deleted(variable)
 
     def before_write(self, variable: Variable) -> None:
-        """Stores the training loop's values before a user assignment, so that the loop does not overwrite it later."""
+        """Copies the training loop's values to the model now: a later copy would overwrite the user's assignment."""
         if not is_from_fit():
             variable.supply_value()
 
@@ -239,7 +239,7 @@ class _Step:
 
 
 class _KerasMisses(CacheMisses):
-    """Compiles a jitted Keras step ahead of time on a cache miss, so that an interrupt cannot lose donated arrays."""
+    """Compiles a jitted Keras step before the call that donates arrays: an interrupted compilation loses no arrays."""
 
     def __init__(self, missed: Callable[..., Any], jitted: jax.stages.Wrapped, check: SamePrograms | None) -> None:
         super().__init__(missed)

@@ -170,7 +170,7 @@ def wrapped_reference(add: Callable[..., Any]) -> Callable[..., Any]:
 def _listed(
     optimizer: Optimizer, grads: Iterable[Any], variables: Iterable[KerasVariable | Variable] | None
 ) -> tuple[list[Any], list[Any] | None]:
-    """Returns the gradients and the Keras variables, which may be iterators, as lists; refuses keys of dicts."""
+    """Returns gradients and Keras variables, which may be iterators, as lists; raises an error for dict keys."""
     grads, given = list(grads), None if variables is None else list(variables)
     _refuse_keys(optimizer, grads, given or ())
     return grads, None if given is None else [as_keras(one) for one in given]
@@ -196,7 +196,7 @@ def _is_ours(variables: Sequence[KerasVariable]) -> bool:
 
 
 def _adopt_made_before(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
-    """Converts an optimizer's plain variables to `StrategyVariable`s in a run, or if one is converted already."""
+    """Makes an optimizer's variables `StrategyVariable`s in a run, compiled function or tape, or if one already is."""
     updated = [*(variables or ()), *(variables_of_optimizer(optimizer) if optimizer.built else ())]
     if is_observed() or any(isinstance(variable, StrategyVariable) for variable in updated):
         adopt_made_before(updated)
@@ -212,7 +212,7 @@ def _in_order_of(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence
 
 
 def _would_each_replica_update(variables: Sequence[Any]) -> bool:
-    """Returns whether, in an eager run, each replica would update the only copy of a variable without a strategy."""
+    """Returns whether each replica of an eager run would update a variable that has one copy and no strategy."""
     context, here = get_replica_context(), ambient()
     if context is None or context.num_replicas_in_sync == 1 or here.runner is None or not is_eval(current_trace()):
         return False
@@ -227,7 +227,7 @@ def _is_of_no_strategy(variable: StrategyVariable) -> bool:
 def _apply_once(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any], outside: str) -> None:
     """Updates variables that belong to no strategy once for all replicas, with the sum of the replicas' gradients.
 
-    Warns of them by the path of one, `outside`.
+    Warns once per optimizer; `outside` is the path of one of the variables, for the message.
     """
     called = f"{type(optimizer).__name__}.apply_gradients"
     places = {id(one.mirrored): place for place, one in enumerate(variables) if not _overwrites(one)}

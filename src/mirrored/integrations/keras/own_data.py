@@ -1,4 +1,4 @@
-"""Distributes the plain datasets of Keras' loops of which each worker reads its own batches.
+"""Distributes plain datasets that are passed to Keras' loops, if each worker reads its own batches.
 
 In TensorFlow, `fit`, `evaluate` and `predict` distribute a dataset with the `AutoShardPolicy` of its options. If all
 workers read the same batches (DATA, AUTO), the loops split those themselves.
@@ -22,7 +22,7 @@ _DISTRIBUTED: Final = "_mirrored_distributed"  # an attribute of a dataset
 
 @dataclasses.dataclass(frozen=True)
 class _Distributed:
-    """The distributed form of a dataset, for the devices of one strategy; copies of the dataset have none.
+    """The distributed form of a dataset for the devices of one strategy; not copied or pickled with the dataset.
 
     The program may change the policy in place: ``dataset.options().experimental_distribute.auto_shard_policy = ...``.
     """

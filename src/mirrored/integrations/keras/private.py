@@ -101,7 +101,7 @@ def _note_name_counts() -> None:
 
 @distributed.on_leave
 def _restore_name_counts() -> None:
-    """Makes the next call of the training function name its layers as the first one did, and as a new worker does."""
+    """Resets the numbers in Keras' layer names, so that old and new workers of a job create layers with equal names."""
     _global_state.set_global_attribute("object_name_uids", collections.defaultdict(int, _names_before))
 
 

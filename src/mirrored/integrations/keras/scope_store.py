@@ -87,7 +87,7 @@ class ScopeStore(VariableStore):
         """Does nothing for a new variable: variables are created eagerly, even in a trace."""
 
     def _is_drawn(self, variable: VariableLike) -> bool:
-        """Returns whether the scope holds the state of a random stream; creates the state if necessary."""
+        """Returns whether `variable` is a random stream with a state in this scope; creates the state at first use."""
         if self._later is None or cast(Variable, variable).words_of_step is None:
             return False
         if id(variable) not in self._streams:

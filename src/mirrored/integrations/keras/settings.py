@@ -37,7 +37,7 @@ _NOT_IN_UPDATES: Final = frozenset(
 
 
 def settings_of(optimizer: Optimizer) -> tuple[Any, ...] | None:
-    """Returns a key of the constants in a compiled optimizer update: settings and variable constraints.
+    """Returns a cache key for the constants of a compiled optimizer update: settings and variable constraints.
 
     Returns None if a part of it may change without notice.
     """

@@ -71,7 +71,7 @@ class _Share(NamedTuple):
 
 
 def takes_data_alone(model: Model, kind: str) -> bool:
-    """Returns whether a model's step takes only the batch, and not also the model's state as in Keras on JAX.
+    """Returns whether a model's step takes only the batch, instead of (state, batch) as in Keras on JAX.
 
     That is the case if the user has overridden the step with TensorFlow's signature, and for Keras' own step in a
     deterministic elastic job.
@@ -100,7 +100,7 @@ def kind_of_state(which: dict[str, bool]) -> str:
 
 
 def stateless(get_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state` to return no state for a ``train_step(self, data)`` that assigns variables."""
+    """Wraps `Trainer._get_jax_state` to return empty lists if the model overrides ``train_step(self, data)``."""
 
     @functools.wraps(get_state)
     def getting(self: Model, **which: bool) -> Any:
@@ -284,7 +284,7 @@ def _reducing(reduce_values: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _losses_of(layer: Layer) -> list[Any]:
-    """Returns the losses that the calling replica's last call of a layer has added (`Layer.add_loss`).
+    """Returns the list of losses that a layer has added (`Layer.add_loss`) in its last call by the calling replica.
 
     Keras has one list per layer, and clears it at each call of the model. The replicas of a run take turns at merges,
     so a replica would read the losses of another one.

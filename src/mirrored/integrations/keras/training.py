@@ -151,7 +151,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches per pass; None for infinite data, or for an unknown length that is not needed."""
+        """The number of batches per pass; None for infinite data, or for unknown length in a loop with a step count."""
         return self._count
 
     def __getitem__(self, index: int) -> Any:

@@ -70,7 +70,7 @@ def is_from_fit() -> bool:
 
 
 def stored_at_once(made: Variable, value: object) -> bool:
-    """Stores an array directly in a variable, faster than `assign`; returns False if that is impossible."""
+    """Stores an array directly in a variable, faster than `assign`; returns False if only `assign` can store it."""
     here, device_assignment = ambient(), made.device_assignment
     if here.store is not None or here.replica is not None or device_assignment is None:
         return False
@@ -100,10 +100,10 @@ def lose_deleted(variable: Variable) -> None:
 
 
 def _store_components(made: Variable, value: jax.Array) -> bool:
-    """Stores per-replica values in one compiled call: copies of `value`, or parts that sum to it; False if impossible.
+    """Stores `value` in all components of a sync-on-read variable by one compiled call; returns False if impossible.
 
-    With `deterministic=True` the first replica gets the whole sum, because the sum of three thirds is not always
-    bit-identical to the whole.
+    For a mean, each component is a copy of `value`; for a sum, the components add up to `value`. With
+    `deterministic=True` the first replica gets the whole sum, as the sum of three thirds is not always the whole.
     """
     is_sum = made.aggregation is VariableAggregation.SUM
     floating = jnp.issubdtype(made.dtype, jnp.floating)
@@ -348,7 +348,7 @@ class View(StrategyVariable):
 
 
 def _exact(made: Variable, mean: jax.Array) -> jax.Array:
-    """Returns the value of a statistic that is bit-identical on all replicas, as `fit` stores it; otherwise `mean`.
+    """Returns the first replica's value of an averaged variable if all replicas' values are bit-identical; else `mean`.
 
     The mean of equal components can differ from them in the last bit, depending on the number of replicas.
     """
