@@ -77,7 +77,7 @@ def ambient() -> Ambient:
 
 
 class _Entered:
-    """Context manager that makes a strategy and replica context current; `entered` returns it.
+    """Context manager that `entered` returns; sets this thread's context (strategy, replica, listeners) for a block.
 
     A generator would not do: after an exception that interrupts its end, Python finalizes it with the traceback, maybe
     much later, and it would then replace the context of that moment.

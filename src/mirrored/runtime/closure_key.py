@@ -1,4 +1,4 @@
-"""Identifies functions passed to `Strategy.run` in untraced code by their bytecode and captured values."""
+"""Cache keys of functions passed to `Strategy.run` in untraced code: their bytecode and captured values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def code_of(function: Callable[..., Any]) -> Hashable:
-    """Returns a function's code object; for other callables, the object itself or, if it is unhashable, its class."""
+    """Returns the code object of a function; for another callable, the callable itself, or its class if unhashable."""
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(function, "__code__", None)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns a sync-on-read variable's stacked values unchanged; gradients flow to the array `one` instead.
+    """Returns `stacked`, a sync-on-read variable's values; the derivative passes all gradients to the operand `one`.
 
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
@@ -50,7 +50,7 @@ def component_of(value: PerReplica, local: int) -> Any:
 
 
 def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
-    """Returns each replica's row of a stacked value on the replica's device if a tape tracks the value, else None."""
+    """Returns the rows of a stacked value, each on its replica's device; None if untracked or of several processes."""
     if device_assignment is None or device_assignment.spans_processes or not is_tracked(stacked):
         return None
     rows = whole_rows(stacked, device_assignment)

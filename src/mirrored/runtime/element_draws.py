@@ -52,7 +52,7 @@ class ElementDraws:
 
     @property
     def pipeline(self) -> int:
-        """The number of the input pipeline that calls the dataset's function; 0 for a pass that only infers a spec."""
+        """The number of the input pipeline that calls the dataset's function; 0 while the element spec is inferred."""
         return self._function.pipeline
 
     def next_number(self) -> int:
@@ -89,7 +89,7 @@ class Pipelines:
         self._lock = threading.Lock()
 
     def number_of(self, pipeline: int) -> int:
-        """Returns the number of an input pipeline, assigned at its first draw; 0 for a pass that only infers a spec."""
+        """Returns the number of an input pipeline, assigned at its first draw; 0 while the element spec is inferred."""
         if not pipeline:
             return 0
         with self._lock:
@@ -106,7 +106,7 @@ class DrewWhileTracing(BaseException):
 
 
 def element_draws() -> ElementDraws | None:
-    """Returns the `ElementDraws` of the dataset element that this thread is computing; None if it computes none."""
+    """Returns the `ElementDraws` of the dataset element that this thread computes; None if it computes no element."""
     return ambient().element
 
 

@@ -192,9 +192,9 @@ def _is_function(value: object) -> bool:
 
 
 def _bound(function: object, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields the closure variables, defaults and bound arguments of a function and of those that it wraps or captures.
+    """Yields (name, value) for closure variables, defaults and bound arguments, also of wrapped and captured functions.
 
-    They are scalars, arrays, and the keys of containers and functions.
+    The values are scalars, arrays, and the keys of containers and functions.
     """
     while function is not None and id(function) not in seen:
         seen.add(id(function))

@@ -230,10 +230,10 @@ class IteratedWhileTracing(BaseException):
 
 
 class IteratedAsPython:
-    """Marker base class of datasets and iterators; a compiled function that receives one runs as plain Python first.
+    """Marker base class of datasets and iterators: a compiled function's first call with one of them is not traced.
 
-    The first call of a compiled function that has one among its arguments runs as Python: a trace would execute what
-    precedes the loop once more. If this call takes no elements, later ones are compiled.
+    The call runs as Python, because a trace would execute the code before the loop once more. If the call takes no
+    elements, later calls are compiled.
     """
 
     __slots__ = ()
@@ -318,10 +318,10 @@ class RunInterceptor:
         return self._compiled[key]  # type: ignore[no-any-return]
 
     def run(self, function: Callable[..., Any], compiled: Any, run: Callable[[], Any]) -> Any:
-        """Calls `run()`; if that modifies objects captured by `function`, also caches `compiled` under the changed key.
+        """Calls `run()`; later calls reuse `compiled` even if `run()` has modified objects that `function` captures.
 
-        A trace, or an eager run of uneven batches, may change a list or dict that the function closes over. The program
-        is then the one for the contents after it, too, or every later call would trace anew.
+        A trace, or an eager run of uneven batches, may change a list or dict that the function closes over. `compiled`
+        is then also cached under the key of the new contents; otherwise every later call would trace again.
         """
         traces = getattr(compiled, "trace_count", 0)
         result = run()

@@ -164,7 +164,7 @@ class _Replica:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Lets this replica's thread end by itself: at once if it waits at a collective, else at its next one."""
+        """Lets this replica's thread end by itself, at the collective that it waits at or at the next that it calls."""
         self._unwinding = True
         self._claim.take("driver")
         self._replica_turn.put(None)
@@ -196,7 +196,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
 
 
 class LockStep:
-    """Runs one function per replica in a thread of its own; one thread runs at a time, up to its next collective."""
+    """Runs one function per replica in its own thread; the threads take turns, each up to its next collective."""
 
     def __init__(self, called: str) -> None:
         self._called = called

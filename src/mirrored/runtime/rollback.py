@@ -97,7 +97,7 @@ class StagedRollback(abc.ABC):
         """Returns a function that resets `variable` to its value in this variable store at the time of this call."""
 
     def restoring_local(self, variable: VariableLike, replica: int) -> Callable[[], None]:
-        """Returns a function that later resets the value of one local replica, if the store distinguishes them."""
+        """Returns a function that resets one replica's value of a variable; this base class resets the whole value."""
         return self.restoring(variable)
 
 

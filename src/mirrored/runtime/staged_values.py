@@ -1,4 +1,4 @@
-"""Values that a run or function has assigned to variables and not committed yet, and their derivatives."""
+"""Uncommitted values of variables that a run or function has assigned, and how gradients flow through their reads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class VariableLike(ReadableVariable, Protocol):
         ...
 
     def before_write(self) -> None:
-        """Called before an assignment, so that, e.g., a Keras training loop can store a newer value that it holds."""
+        """Called before an assignment; lets a Keras training loop first store a newer value that the loop holds."""
         ...
 
     def store(self, value: jax.Array, *, shared: bool = False) -> None:

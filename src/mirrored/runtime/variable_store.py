@@ -253,7 +253,7 @@ def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], No
 
 
 def is_under_tape(here: Ambient) -> bool:
-    """Returns whether a tape listens to reads of variables in a thread with this context."""
+    """Returns whether a gradient tape listens to variable reads in the thread context `here`."""
     return any(not isinstance(listener, VariableStore) for listener in here.listeners)
 
 
