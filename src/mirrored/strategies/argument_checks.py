@@ -84,7 +84,7 @@ def check_gathered(called: str, shapes: Sequence[tuple[int, ...]], axis: int, wh
 
 
 def _violated(shapes: Sequence[tuple[int, ...]], axis: int) -> str | None:
-    """Returns which rule of concatenation the shapes violate, in TensorFlow's words; None if they violate none."""
+    """Returns, in TensorFlow's words, which rule of concatenation the shapes violate; None if the shapes are valid."""
     rank = len(shapes[0])
     if any(len(shape) != rank for shape in shapes):
         return "Shape mismatch: Ranks of all input tensors should match"

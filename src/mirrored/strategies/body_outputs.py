@@ -36,12 +36,12 @@ class BodyOutputs(NamedTuple):
         return [component for section in self for column in section for component in column]
 
     def split(self, flat: Sequence[Any]) -> BodyOutputs:
-        """Splits a list that is parallel to `flat()`, such as a jaxpr's output variables, into the same sections."""
+        """Splits a list in the order of `flat()`, such as a jaxpr's output variables, into sections like these."""
         values = iter(flat)
         sections = [[[next(values) for _ in column] for column in section] for section in self]
         return BodyOutputs(*sections)
 
     @property
     def of_program(self) -> BodyOutputs:
-        """The outputs that the compiled run returns, i.e. its results and assigned values, without those for checks."""
+        """The outputs that the compiled run returns: results and assigned values, but not the outputs for checks."""
         return BodyOutputs(self.results, self.assigned)

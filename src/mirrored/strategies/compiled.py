@@ -154,7 +154,7 @@ class _Run:
     def _staged(
         self, flat_body: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
     ) -> Staged:
-        """Traces one device's replicas; rewrites the jaxpr for empty slots and collectives under JAX transforms."""
+        """Traces one device's replicas; rewrites the jaxpr if it has empty slots or collectives in JAX transforms."""
         with within(listeners=(self._runner.store,)):
             body = stage(flat_body, shapes, axes=axes)
             equations = equations_in(body.jaxpr)
@@ -166,7 +166,7 @@ class _Run:
         return body
 
     def _refuse_components(self, body: Staged) -> None:
-        """Raises an error if an exported program's replicas use a variable that has one value per replica."""
+        """Raises an error if an exported program reads or assigns a sync-on-read variable on replicas."""
         sources = [one.source for one in body.constants if isinstance(one, CaptureTracer)]
         used = [one.variable for one in (*sources, *self._assigned) if isinstance(one, (Captured, StagedAssignment))]
         components = [variable for variable in used if variable.per_replica]
@@ -209,7 +209,7 @@ class _Run:
         return [arrays.as_array(leaf) for leaf in self._outputs.flat()]
 
     def _leaf(self, column: Sequence[Any], is_declared: bool) -> _ResultLeaf:
-        """Returns how the values that the replicas return for one pytree leaf become one leaf of the run's result."""
+        """Returns how the run returns one pytree leaf: as a static object, replicated array or per-replica value."""
         if self._runner.is_shared(column) and not any(belongs_to(leaf, self._runner.base_trace) for leaf in column):
             return _ResultLeaf(static=as_array(column[0]) if is_declared else column[0])
         if not all(isinstance(leaf, _NUMBERS) and not arrays.has_host_dtype(leaf) for leaf in column):
@@ -236,7 +236,7 @@ class _Run:
     # Checks
 
     def _analysis(self, body: Staged) -> ReplicationCheck:
-        """Returns the replication check of a traced body, which stays valid if outputs of the body are removed."""
+        """Returns the replication check of a traced body; the result stays valid if outputs of the body are removed."""
         origins = [origin_of(constant) for constant in body.constants]
         origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
         return check_replication(body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None)

@@ -1,4 +1,4 @@
-"""Compares an eager run's values: their bits between a worker's replicas; dtype, shape or number between workers."""
+"""Compares the replicas' values in an eager run: bits within a worker; dtypes, shapes and numbers between workers."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def is_number(value: object) -> bool:
 
 
 def shared_by_workers(columns: Sequence[Sequence[Any]], shared: Sequence[bool]) -> list[bool]:
-    """Returns which leaves all replicas share: one object on each worker and, if a number, equal on all workers.
+    """Returns, for each leaf, whether all replicas share it: one object per worker, and equal numbers on all workers.
 
     This is a collective operation: all workers must call the function.
 
     Args:
         columns: The components of each leaf on this worker.
-        shared: Whether the replicas of this worker share them.
+        shared: Whether the replicas of this worker share each leaf.
     """
     own = [
         f"{type(column[0]).__name__} {column[0]!r}" if is_shared and is_number(column[0]) else None
@@ -79,7 +79,7 @@ def shared_by_workers(columns: Sequence[Sequence[Any]], shared: Sequence[bool]) 
 
 
 def one_type(place: int, types: Sequence[list[Any] | None]) -> list[Any] | None:
-    """Returns the dtype and shape that the workers give for an array of an all-reduce; None if all workers lack it.
+    """Returns the dtype and shape of an all-reduced array, equal on all workers; None if no worker has the array.
 
     Args:
         place: The position of the array.

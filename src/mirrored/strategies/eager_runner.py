@@ -180,7 +180,7 @@ class EagerRunner(ReplicaRunner):
         return treedef.unflatten(leaves)
 
     def _check_replicated(self, leaves: Mapping[str, Sequence[Any]]) -> None:
-        """Raises an error if a leaf declared replicated differs between any replicas; `leaves` is keyed by label."""
+        """Raises an error if replicas differ in a leaf (`leaves`, by label) that `out_specs` declares replicated."""
         values: dict[str, Any] = {}
         for label, components in leaves.items():
             payloads = [payload_of(component) for component in components]
@@ -202,7 +202,7 @@ class EagerRunner(ReplicaRunner):
         return self.whole([jnp.asarray(payload_of(component)) for component in components])
 
     def commit(self) -> None:
-        """Stores the values that the replicas have assigned; after an exception, all or none of them are stored."""
+        """Stores all values that the replicas have assigned; an exception leaves either all or none of them stored."""
         entries = list(self.store.staged.values())
         for entry in entries:
             entry.variable.before_write()
@@ -322,7 +322,7 @@ class EagerRunner(ReplicaRunner):
         return value
 
     def _movable(self, components: Sequence[Any]) -> list[Any]:
-        """Makes arrays uncommitted (bound to no device) for use outside the run; converts repeated arrays only once."""
+        """Returns arrays that are committed to no device, for use outside the run; repeated arrays stay one object."""
         if len(self.device_assignment.devices) == 1:
             return list(components)
         found = {id(component): movable(component) for component in components}
@@ -365,7 +365,7 @@ class EagerRunner(ReplicaRunner):
         return self.separate(self._moved(value, device) if _is_recorded(value) else _on_device(value, device))
 
     def separate(self, component: jax.Array) -> Any:
-        """Marks an array as belonging to one replica, so that it does not count as shared; returns the array."""
+        """Returns the array, and records that it belongs to one replica and therefore does not count as shared."""
         self._separated[id(component)] = component
         return component
 

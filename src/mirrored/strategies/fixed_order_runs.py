@@ -78,7 +78,7 @@ def with_fixed_order(
 
 
 class _Constants:
-    """Supplies the values that a traced body captures, each copied to all local replicas by one `fan_out`."""
+    """Supplies the values that a traced body captures; one `fan_out` operation copies a value to all local replicas."""
 
     def __init__(self, runner: TracingRunner) -> None:
         self._runner = runner

@@ -92,7 +92,7 @@ class _Body:
         return [_read(known, atom) for atom in jaxpr.outvars]
 
     def _groups(self, jaxpr: Jaxpr) -> list[tuple[Any, ...]]:
-        """Groups the equations with collectives that correspond to each other in the local replicas, in order."""
+        """Returns tuples of corresponding equations with collectives, one equation per local replica, in order."""
         by_replica: list[list[Any]] = [[] for _ in range(self._count)]
         for eqn in jaxpr.eqns:
             local = local_replica_of(eqn)
@@ -131,7 +131,7 @@ class _Body:
         raise _unequal_calls_error(first, f"collectives inside {name} cannot be fused")
 
     def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
-        """Evaluates one jaxpr per local replica, from one fused collective to the next; returns their results."""
+        """Evaluates one jaxpr per local replica, each up to the next fused collective; returns each jaxpr's results."""
         walks = [
             _walk(jaxpr, values, functools.partial(self._calls.bind, k))
             for k, (jaxpr, values) in enumerate(zip(jaxprs, inputs, strict=True))

@@ -286,7 +286,7 @@ def call_merged(
 def _merged_arguments(
     runner: ReplicaRunner, payloads: Sequence[Any], group: Callable[[Sequence[Any]], Any], *, is_taped: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Combines the replicas' arguments for the merged function; isolates those that not all replicas share.
+    """Combines the replicas' arguments of `merge_call`; unshared ones get fusion boundaries (`ReplicaRunner.isolated`).
 
     Args:
         runner: The runner of the replicas.

@@ -76,7 +76,10 @@ class Calls:
         return list(called)
 
     def _skipped_on_host(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an ordered callback without results, which the host skips in an empty slot, because XLA cannot."""
+        """Applies an ordered callback without results; its Python function is not called for an empty slot.
+
+        The host decides this, because XLA cannot.
+        """
         function = eqn.params["callback"]
 
         def where_real(is_real: Any, *args: Any) -> Any:
@@ -136,7 +139,7 @@ class _Contained:
         return atom.val if isinstance(atom, Literal) else self._known[atom]
 
     def _read_without_gradient(self, atom: Any) -> Any:
-        """Returns an operand of a device's last slot; if the slot is empty, stops gradients to values outside of it."""
+        """Returns an operand of a device's last slot; no gradient flows through the operand if the slot is empty."""
         if not self._keeps_gradients or isinstance(atom, Literal) or atom in self._own:
             return self._read(atom)
         if atom not in self._without_gradient:

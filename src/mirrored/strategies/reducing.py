@@ -123,7 +123,7 @@ def reduce_structure(strategy: Strategy, reduce_op: Any, value: Any, axis: Any, 
 
 
 def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, called: str) -> Any:
-    """Reduces one leaf of a structure that contains sparse rows, which are concatenated over the replicas."""
+    """Reduces one leaf of a pytree over replicas; for a `SparseRows` leaf, concatenates the replicas' rows."""
     if not isinstance(leaf, SparseRows):
         return reduce_structure(strategy, op, leaf, axis, called)
     check_sums_rows(called, leaf, op, axis)
@@ -138,7 +138,7 @@ def _reduce_leaf(strategy: Strategy, op: ReduceOp, leaf: object, axis: int, call
 
 
 def _rows_of_all(strategy: Strategy, part: Leaf) -> Any:
-    """Concatenates the replicas' values or indices of sparse rows; repeats those that all replicas share."""
+    """Concatenates the replicas' values or indices of sparse rows; repeats an array that all replicas share."""
     if isinstance(part, PerReplica) or strategy.device_assignment is None:
         return gather_leaf(strategy, part, 0)
     repeated = jnp.concatenate([as_array(part)] * strategy.num_replicas_in_sync)
@@ -346,7 +346,7 @@ def _check_axes(called: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> N
 
 
 def _count(called: str, component: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Returns the number of a component's elements that are combined, in the precision of the mean."""
+    """Returns how many elements a reduction along `axes` combines into one, as a float with the mean's precision."""
     shape = np.shape(component)
     _check_axes(called, shape, axes)
     count = int(np.prod([shape[axis] for axis in axes], dtype=np.int64))

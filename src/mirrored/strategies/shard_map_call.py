@@ -68,7 +68,7 @@ class _Capture(NamedTuple):
     local: int | None
 
     def value_in(self, operands: Sequence[Any]) -> Any:
-        """Returns the constant's value on a device, given the device's operands; a stacked operand is a list."""
+        """Returns the constant's value on a device, given the device's operands, of which stacked ones are lists."""
         value = operands[self.operand]
         return value if self.local is None else value[self.local]
 
