@@ -135,9 +135,9 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def source_of(leaf: Any, called: str) -> Any:
-    """Checks and returns a source of a gradient; replaces the copy in a one-replica variable by the variable itself.
+    """Returns a checked source of a gradient: the variable if `leaf` is its only copy, otherwise `leaf`.
 
-    Outside of `run` that is the sum of the gradients with respect to all components of a sync-on-read variable.
+    Outside of `run`, the gradient with respect to a sync-on-read variable is the sum over its components.
 
     Raises:
         TapeError: It is a sync-on-read variable with aggregation NONE outside of `run`, or one replica's component.
@@ -154,7 +154,7 @@ def source_of(leaf: Any, called: str) -> Any:
 
 
 def whole_variable(leaf: Any, called: str) -> Any:
-    """Returns the variable if `leaf` is the only copy of a one-replica variable; returns any other leaf unchanged.
+    """Returns the variable of which `leaf` is the only copy (with one replica); returns any other leaf unchanged.
 
     Raises:
         TapeError: It is one of several components.

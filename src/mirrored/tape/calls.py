@@ -212,7 +212,7 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
 def without_embedded(
     trace: TapeTrace, primitive: Primitive, results: list[Any], params: dict[str, Any], name: str
 ) -> list[Any]:
-    """Records that a primitive's custom-derivative functions have no gradient for tracked arrays in their closures.
+    """Records that no gradient reaches the tracked arrays that a primitive's custom-derivative functions close over.
 
     Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
     arrays through the program. Results that do not depend on such a function stay as they are.

@@ -104,7 +104,7 @@ def custom_gradient(function: F) -> F:
 
 
 def _without_gradient(value: Any, name: str) -> Any:
-    """Returns `value` such that differentiating it raises an error, because its custom gradient cannot be applied."""
+    """Returns `value` unchanged, but differentiating it raises an error: its custom gradient cannot be applied."""
 
     def refuse(_: Any) -> Any:
         raise TapeError(
@@ -124,7 +124,7 @@ def _without_gradient(value: Any, name: str) -> Any:
 
 
 def _separate(leaf: Any) -> Any:
-    """Returns a copy of an array, so that replicas with the same array return separate objects, as in TensorFlow."""
+    """Returns a copy of an array: replicas that return the same array return distinct objects, as in TensorFlow."""
     return leaf.copy() if isinstance(leaf, jax.Array) else leaf
 
 
@@ -329,7 +329,7 @@ class _Collector:
 
 
 class _ReadVariables(Exception):
-    """Raised to end a traced call that has read variables; it is then repeated with the variables as arguments."""
+    """Raised to end a traced call that has read variables; the call is repeated with the variables as arguments."""
 
     def __init__(self, variables: list[Any]) -> None:
         super().__init__()

@@ -301,7 +301,7 @@ def target_value(target: jax.Array | ReadableVariable) -> Any:
 
 
 def _of_itself(target: Any, weight: Any, source: Any, gradient: Any) -> Any:
-    """Adds the target's derivative by itself to a source's gradient if target and source are the same variable."""
+    """Adds the derivative of a target with respect to itself to `gradient` if `source` is the target variable."""
     if not _is_same_variable(source, target):
         return gradient
     seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else _seed(weight)
@@ -313,7 +313,7 @@ def _is_same_variable(source: Any, target: Any) -> bool:
 
 
 def _seed(weight: jax.Array) -> Any:
-    """Returns an output gradient as the initial cotangent; unwraps it unless a tape records the backward pass."""
+    """Returns an output gradient as the initial cotangent: its plain array, unless a tape records the backward pass."""
     return payload_of(weight) if is_eval(current_trace()) else weight
 
 
@@ -339,7 +339,7 @@ def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree
 
 
 def _check_names(targets: PyTree, output_gradients: PyTree) -> None:
-    """Checks that output gradients, paired with targets by position, are under the same dict keys as the targets.
+    """Raises StructureError if a target and its output gradient, paired by position, have different dict keys.
 
     Lists and tuples may be nested in other ways, as in TensorFlow, and take the place of a dict whose keys are sorted.
     """

@@ -189,7 +189,7 @@ class LinearPullbackRecord(PullbackRecord):
         return [pair for pair in super().pull_recorded(cotangents, run) if pair[0] in reached]
 
     def _traced(self, cotangents: list[Any]) -> tuple[JaxprProgram, list[int]]:
-        """Returns the pullback, traced for the cotangents that are not None, and the inputs that get a cotangent."""
+        """Returns the traced pullback for the cotangents that are not None, and the positions of the inputs reached."""
 
         def pull(*given: Any) -> Sequence[Any]:
             remaining = iter(given)
@@ -283,7 +283,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Read(NamedTuple):
-    """A read in a trace: the variable, the returned tracer, and the store's, kept so that its id is not reused."""
+    """A read in a trace: the variable, the returned tracer, and the store's tracer, by whose id the read is found."""
 
     variable: ReadableVariable
     value: Any
@@ -375,7 +375,7 @@ class Recorder:
             self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
 
     def read_key(self, variable: ReadableVariable) -> Key:
-        """Returns the key of a variable's reads: the variable's or, after a differentiable assignment, the value's."""
+        """Returns the tape's key for reads of a variable: its own, or that of a value assigned to it differentiably."""
         if id(variable) not in self.reassigned:
             return self.variable_key(variable)
         _, keys = self.reassigned[id(variable)]

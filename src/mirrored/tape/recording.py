@@ -98,7 +98,7 @@ class Recording:
         listen(self)
 
     def _traces_above(self) -> list[Any] | None:
-        """Returns the JAX traces nested in this tape's trace, innermost first; None if that trace is not in use."""
+        """Returns the JAX traces nested in this tape's trace, innermost first; None if this tape's is not active."""
         above, trace = [], current_trace()
         while trace is not None and trace is not self._trace:
             above.append(trace)
@@ -246,7 +246,7 @@ class Recording:
         return recorder.untracked(value, self._trace)
 
     def _is_traced_for_later(self) -> bool | None:
-        """Returns whether JAX is tracing a function for later use, in a trace that is not nested in this tape's.
+        """Returns whether JAX traces a function for later calls, in a trace that is independent of this tape's trace.
 
         This is the case for the bodies of `shard_map` and `custom_vjp`. It is also the case for derivative rules, which
         JAX traces when the call is differentiated, and caches.
@@ -261,7 +261,7 @@ class Recording:
         return True if caches.current() is not None and is_cut_off(trace) and not self._encloses(trace) else None
 
     def _encloses(self, trace: Trace | None) -> bool:
-        """Returns whether `trace`, or a trace in which it is nested, encloses this tape and builds a jaxpr."""
+        """Returns whether `trace`, or a trace that encloses it, builds a jaxpr and encloses this tape."""
         own = list(_with_parents(self._trace.parent))
         return any(one is other for one in _with_parents(trace) if is_staging(one) for other in own)
 

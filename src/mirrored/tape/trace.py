@@ -83,7 +83,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self._forget_stale()
 
     def mark_stale(self, functions: list[Any]) -> None:
-        """Registers functions whose trace in progress closes over a tracked array, so that JAX traces them again.
+        """Registers functions that JAX must trace again, because a trace in progress closes over a tracked array.
 
         `_forget_stale` evicts their cached traces, which hold a stand-in of the box as a constant, before the next
         primitive runs, or when the tape stops recording.
@@ -132,7 +132,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return results if primitive.multiple_results else results[0]
 
     def _stop_gradient(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Runs `stop_gradient` so that an enclosing `touching` block does not count the operands as used values."""
+        """Applies `stop_gradient`, whose operands do not count as used values in an enclosing `touching` block."""
         touched, self.touched = self.touched, {}
         try:
             values, _, _ = self.split_operands(args)
