@@ -35,7 +35,7 @@ class Bridge(Protocol):
     """The interface of adapters by which `mirror` and `unmirror` convert objects of Flax NNX and Equinox."""
 
     def converts(self, value: object) -> bool:
-        """Returns whether this adapter converts `value` as a whole; otherwise each pytree leaf is converted alone."""
+        """Returns whether this adapter converts `value` as a whole, instead of each of its pytree leaves separately."""
         ...
 
     def mirror(self, value: PyTree, path: str) -> Any:

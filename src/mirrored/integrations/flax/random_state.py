@@ -202,7 +202,7 @@ def _place() -> tuple[Any, int | None]:
 
 
 def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps an NNX function such as `nnx.split_rngs`, so that its assignments to random states count as temporary."""
+    """Wraps an NNX function such as `nnx.split_rngs`, whose changes of random states `nnx.restore_rngs` discards."""
     return _during("replacing", function)
 
 

@@ -1,4 +1,4 @@
-"""Patches Keras callbacks and saving: training resumes within an epoch, files are replaced atomically.
+"""Patches Keras callbacks and saving, to resume training within an epoch and to replace files atomically.
 
 `TensorBoard` also works without TensorFlow.
 """

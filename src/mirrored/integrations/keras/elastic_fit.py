@@ -115,7 +115,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
             self._others = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits the training state at the end of the previous epoch, unless it is already committed.
+        """Commits the training state if an epoch has ended since the last commit.
 
         When `fit` resumes, this method first restores the state that has changed since `on_train_begin`.
         """

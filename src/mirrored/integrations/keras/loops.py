@@ -153,14 +153,14 @@ def _placed_parts(placer: Placer, batch: PyTree, parts: Parts) -> Any:
 
 
 def connect_loops() -> None:
-    """Patches the iterator of Keras' loops so that ``train_step(self, data)`` gets batches that were not read ahead."""
+    """Patches the iterator of Keras' loops so that ``train_step(self, data)`` gets batches that are not prefetched."""
     replace("keras", JAXEpochIterator, "_get_iterator", _without_read_ahead(JAXEpochIterator._get_iterator))
 
 
 def _without_read_ahead(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Keras' `_get_iterator` so that ``train_step(self, data)`` gets host batches that were not read ahead.
+    """Wraps Keras' `_get_iterator` so that ``train_step(self, data)`` gets host batches that are not prefetched.
 
-    On accelerators, Keras reads one batch ahead to copy it to the first device. A TensorFlow-style step takes it from
+    On accelerators, Keras prefetches one batch to the first device. A TensorFlow-style step copies each batch from
     the host to all devices, and a backup stores the position after the last batch that was read.
     """
 

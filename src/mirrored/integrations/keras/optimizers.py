@@ -337,9 +337,9 @@ def _reduced(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -
 
 
 def _apply(optimizer: Optimizer, all_grads: list[Any], everything: Sequence[Any]) -> None:
-    """Runs the optimizer as a pure function of values, and assigns its results to all variables with a gradient.
+    """Runs the optimizer as a pure function; assigns its results to the slots and to variables with a gradient.
 
-    This includes clipping, weight decay, loss scaling and moving averages.
+    This includes clipping, weight decay, loss scaling and moving averages, which may overwrite all variables.
     """
     # `stateless_apply` requires one entry for every variable that the optimizer was built with; it skips None.
     slots = list(optimizer.variables)

@@ -184,7 +184,7 @@ def index_of(optimizer: Optimizer, variable: KerasVariable) -> int:
 
 
 def own_variables(optimizer: Optimizer) -> list[Any]:
-    """Returns the list in which a Keras optimizer keeps its slots, without those of optimizers that it wraps."""
+    """Returns the list in which a Keras optimizer keeps its own slots, but not the slots of wrapped optimizers."""
     return optimizer._variables  # type: ignore[no-any-return]
 
 

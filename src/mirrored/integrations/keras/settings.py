@@ -1,4 +1,4 @@
-"""Finds the settings of Keras optimizers that a compiled update keeps as constants."""
+"""Finds which settings of a Keras optimizer are constants in its compiled update."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _is_of_keras(cls: type) -> bool:
 
 
 def _of_keras(part: Any) -> tuple[Any, ...] | None:
-    """Returns a cache key of a Keras schedule or constraint; None for a user-defined one, which may read any state."""
+    """Returns a cache key of Keras' own schedule or constraint; None for a user's class, which may read any state."""
     if not _is_of_keras(type(part)):
         return None
     return Identity(part), repr(part.get_config())
