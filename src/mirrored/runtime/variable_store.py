@@ -99,10 +99,10 @@ class VariableStore(StagedRollback):
         self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
 
     def reread(self, variable: VariableLike, newest: Any, before: Callable[[VariableLike], Any]) -> Any:
-        """Returns a variable's newest value; gradients flow to its old value, or through a differentiable assignment.
+        """Returns a variable's newest value; gradients flow to the old value, or through a differentiable assignment.
 
-        Its gradients flow to the value that the variable had before, which `before` returns, as an assignment has no
-        derivative; or on through the assignment, if it was made by a framework that differentiates assignments.
+        An ordinary assignment has no derivative, so gradients flow to the value that `before` returns. They flow
+        through the assignment if it was made by a framework that differentiates assignments.
         """
         self.rereads = True
         if not self.under_tape or id(variable) in self.differentiated:
@@ -396,7 +396,7 @@ class TracedReplicaStore(ReplicaStore):
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
     def capture(self, variable: VariableLike, local: int | None) -> CaptureTracer:
-        """Returns the tracer that stands for a variable or, if `local` is not None, for its value on one replica."""
+        """Returns the tracer that stands for a variable's value or, given a `local` index, for that replica's value."""
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.component_shape, variable.dtype, Captured(variable, local))
