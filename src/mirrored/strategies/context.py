@@ -218,7 +218,7 @@ class ReplicaContext:
         return treedef.unflatten(run_merge(merge, arrays))
 
     def _check(self, called: str) -> None:
-        """Raises ContextError unless the caller is this replica in its run; `called` is the method shown in errors."""
+        """Raises ContextError if this context is used outside of its replica; `called` is the method in the message."""
         here, runner = ambient().replica, ambient().runner
         if here is self and runner is not None:
             return

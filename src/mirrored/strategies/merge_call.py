@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def nested_reduce(
     op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[bool | None, ...]
 ) -> list[Any]:
-    """Traces one replica's part of a reduction over all replicas, inside a JAX transform such as `jax.grad`.
+    """Returns the results of a reduction over all replicas, traced for one replica inside a transform (`jax.grad`).
 
     Args:
         op: The reduction.
@@ -65,7 +65,7 @@ def nested_reduce(
 
 
 def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int, called: str) -> list[Any]:
-    """Traces one replica's part of an all-gather along `axis`, inside a JAX transform such as `jax.grad`."""
+    """Returns the results of an all-gather along `axis`, traced for one replica inside a transform (`jax.grad`)."""
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas, called)]
 
 
@@ -241,7 +241,7 @@ def _payload(leaves: Sequence[Any], treedef: Structure) -> list[Any]:
 def call_merged(
     context: ReplicaContext, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Waits for all replicas, calls `merge_fn` once, and returns this replica's part of the result."""
+    """Waits for all replicas, calls `merge_fn` once, and returns this replica's component of the result."""
     runner = ambient().runner
     if runner is None:
         call = functools.partial(merge_fn, context.strategy, *args, **kwargs)

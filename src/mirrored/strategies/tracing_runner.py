@@ -139,7 +139,7 @@ class TracingRunner(ReplicaRunner):
                 caches.renew_if_read()
 
     def _marked(self, local: int) -> AbstractContextManager[Any]:
-        """Marks the equations that a replica slot traces, if a device may have an empty slot (see `padding`)."""
+        """Marks the equations traced for a replica slot, if a device may have an empty slot (see `padding`)."""
         return jax.named_scope(scope_of(local)) if self.group_info.padded else nullcontext()
 
     def _argument(self, leaf: object, local: int) -> Any:
