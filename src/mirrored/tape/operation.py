@@ -379,7 +379,7 @@ class Rule:
         return Backward(operation, reached, passes)
 
     def _check_no_stand_ins(self, program: JaxprProgram) -> None:
-        """Checks that a derivative rule, which is cached, does not close over a value of the current call only.
+        """Checks that a derivative rule, which is cached, closes over no value that belongs to one call.
 
         Raises:
             RuleClosesOverError: The rule closes over a tracked array or reads a variable.

@@ -375,7 +375,7 @@ class Recorder:
             self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
 
     def read_key(self, variable: ReadableVariable) -> Key:
-        """Returns the tape's key for reads of a variable: its own, or that of a value assigned to it differentiably."""
+        """Returns the key for reads of a variable: the variable's or, if assigned differentiably, the new value's."""
         if id(variable) not in self.reassigned:
             return self.variable_key(variable)
         _, keys = self.reassigned[id(variable)]

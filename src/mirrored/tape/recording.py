@@ -98,7 +98,7 @@ class Recording:
         listen(self)
 
     def _traces_above(self) -> list[Any] | None:
-        """Returns the JAX traces nested in this tape's trace, innermost first; None if this tape's is not active."""
+        """Returns the JAX traces nested in this tape's trace, innermost first; None if the tape's trace is inactive."""
         above, trace = [], current_trace()
         while trace is not None and trace is not self._trace:
             above.append(trace)
