@@ -82,7 +82,7 @@ def strategy_of(model: Model | Layer) -> Any:
 
 @contextmanager
 def scope_of(model: Model | Layer) -> Iterator[None]:
-    """Opens the scope of the strategy of a Keras model or layer, if it has one and no scope is open."""
+    """Opens the scope of a Keras model's or layer's strategy; no effect without a strategy, or if a scope is open."""
     strategy, here = strategy_of(model), ambient()
     if strategy is None or here.strategies or here.replica is not None or here.store is not None:
         yield

@@ -244,7 +244,7 @@ def _update(callback: Any, attributes: dict[str, Any]) -> None:
 
 
 def _plain_attributes(callback: Any) -> dict[str, Any]:
-    """Returns the attributes of a callback that consist of numbers, texts, arrays, and containers of these.
+    """Returns the attributes of a callback that consist of numbers, strings, arrays, and containers of these.
 
     Functions of modules are plain, too: `EarlyStopping` changes `min_delta` when it sets `monitor_op`.
     """

@@ -159,7 +159,7 @@ def drop_initializer(variable: KerasVariable) -> None:
 
 
 def layer_with(model: Model, variable: KerasVariable) -> Layer | None:
-    """Returns the innermost layer of a model that has a variable; None if no layer has it."""
+    """Returns the innermost layer of a model to which a variable belongs; None if it belongs to no layer."""
     layers = model._flatten_layers(include_self=False, recursive=True)  # outer layers first
     having = [layer for layer in layers if any(one is variable for one in layer.variables)]
     return having[-1] if having else None

@@ -153,7 +153,7 @@ def made_for(model: Model, kind: str) -> Callable[..., Any]:
 
 
 def _data_of(model: Model, batch: PyTree) -> PyTree:
-    """Returns a batch in the form that TensorFlow passes to a step: dense, and without a tuple around one element."""
+    """Returns a batch as TensorFlow passes it to a step: dense, and without Keras' tuple around a single element."""
     if isinstance(batch, tuple) and len(batch) == 1 and vars(model).get(BARE_ELEMENTS):
         batch = batch[0]
     # Not JAX's trees, for which a sparse array is a structure of its parts.
@@ -205,7 +205,7 @@ def _scaled_losses(share: _Share) -> Iterator[None]:
 
 
 def in_step() -> bool:
-    """Returns whether an overridden ``train_step(self, data)`` is running, in which Keras scales each replica's loss.
+    """Returns whether an overridden ``train_step(self, data)`` is running, so that Keras scales each replica's loss.
 
     The scaled losses of all replicas sum to the mean over the global batch.
     """

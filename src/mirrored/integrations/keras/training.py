@@ -297,7 +297,7 @@ def _keep_order(given: dict[str, Any]) -> None:
 
 
 def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """Wraps the function that makes Keras' training step, to limit how many steps are in flight on the devices.
+    """Wraps the function that creates Keras' training step, to limit how many steps are in flight on the devices.
 
     Keras dispatches a whole epoch without waiting for the devices.
     """
