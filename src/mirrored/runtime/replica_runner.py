@@ -96,7 +96,7 @@ class ReplicaRunner(abc.ABC):
         """Like `reduce`, but returns one copy of each result per local replica, each with its own gradient."""
 
     def all_reduce_given(self, op: Any, columns: Sequence[Sequence[Any] | None]) -> list[list[Any] | None]:
-        """Like `all_reduce`, for arrays that some replicas lack; an array that all local replicas lack gives None.
+        """Like `all_reduce`, for arrays that some replicas lack; returns None for an array that no local replica has.
 
         Args:
             op: The reduction.

@@ -241,7 +241,7 @@ def created_in_function(store: VariableStore | None) -> Created:
 
 
 def restoring_item(items: dict[K, V], key: K, item: V | None) -> Callable[[], None]:
-    """Returns a function that sets ``items[key]`` to `item`, or removes the key for an `item` of None."""
+    """Returns a function that sets ``items[key]`` to `item` or, if `item` is None, removes the key."""
 
     def restore() -> None:
         if item is None:
