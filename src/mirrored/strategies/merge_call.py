@@ -233,7 +233,7 @@ def _is_array(leaf: object) -> bool:
 
 
 def _payload(leaves: Sequence[Any], treedef: Structure) -> list[Any]:
-    """Splits a structure for a `merge_call` into its arrays, followed by the structure without them (`_Rest`)."""
+    """Splits a structure into a list for a merge: its arrays, then a `_Rest` with placeholders for the arrays."""
     rest = _Rest([_SLOT if _is_array(leaf) else leaf for leaf in leaves], treedef)
     return [*(leaf for leaf in leaves if _is_array(leaf)), rest]
 

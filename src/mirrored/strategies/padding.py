@@ -1,4 +1,4 @@
-"""Isolates device slots without a replica: an empty slot emits no gradients and calls no Python functions.
+"""Makes device slots without a replica (empty slots) emit no gradients and call no Python functions.
 
 If the number of devices does not divide the number of replicas, the program of every device has a slot that some
 devices do not need (`topology.slots`). There it is *padded*: it computes the same as the slot before it, from the same

@@ -128,7 +128,7 @@ class Binding:
         return [self._value_of(value, form) for value, form in zip(values, out_forms, strict=True)]
 
     def _captured(self, body: Staged) -> tuple[list[Any], list[Form], list[_Capture]]:
-        """Returns the operands that a traced body captures, the operands' forms, and the operand of each constant.
+        """Returns the operands that a traced body captures, their forms, and which operand each constant stands for.
 
         A per-replica variable can have several constants in the body, one per local replica, but is one operand.
         """
