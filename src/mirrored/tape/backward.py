@@ -86,7 +86,7 @@ def is_leaf(value: object) -> bool:
 
 
 def whole_leaves(structure: PyTree) -> list[Any]:
-    """Returns a pytree's leaves, including None; a `PerReplica` with padding rows is one leaf, its stacked array."""
+    """Returns a pytree's leaves, including None; the stacked array of a `PerReplica` with padding rows is one leaf."""
     leaves = jax.tree.leaves(structure, is_leaf=is_leaf)
     return [leaf.first() if _has_padding(leaf) else leaf for leaf in leaves]
 

@@ -139,7 +139,7 @@ def _library_operation(
     rule: WrappedFun,
     values: list[Any],
 ) -> Operation | None:
-    """Returns the operation for a call of a JAX library function; None if it closes over values that a tape tracks."""
+    """Returns the operation for a call of a JAX library function; None if the function closes over tracked values."""
     primitive, function, _ = call
     avals = tuple([aval_of(value) for value in values])
 

@@ -1,4 +1,4 @@
-"""`NoDerivative`: the inputs in which a recorded operation has no derivative, with the cause and the error."""
+"""`NoDerivative`: the inputs with respect to which a recorded operation has no derivative, and the cause."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ class Recorder:
             self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
 
     def read_key(self, variable: ReadableVariable) -> Key:
-        """Returns the key for reads of a variable: the variable's or, if assigned differentiably, the new value's."""
+        """Returns the key that collects cotangents of a variable's reads: the variable's or a tracked new value's."""
         if id(variable) not in self.reassigned:
             return self.variable_key(variable)
         _, keys = self.reassigned[id(variable)]
