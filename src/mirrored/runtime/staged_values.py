@@ -84,7 +84,7 @@ class CreatedByLine(dict[tuple[str, int], Any], Bookkeeping):
 
 
 class Held(NamedTuple):
-    """A variable with its current value in a trace: the tracer of its old value, or the newest assigned value."""
+    """A variable and its value in a trace: the tracer of the variable's old value, or the newest assigned value."""
 
     variable: VariableLike
     value: Any
