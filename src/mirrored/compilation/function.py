@@ -36,8 +36,8 @@ from mirrored.runtime.element_draws import DrewWhileTracing, element_draws
 from mirrored.runtime.entry_point import entry_point
 from mirrored.runtime.hooks import EndOfElements, IteratedAsPython, IteratedWhileTracing, RunInterceptor
 from mirrored.variables.creation import constructor_calls
+from mirrored.variables.open_shapes import OpenShapes, valid_program
 from mirrored.variables.state_lock import exempt_from_lock, locked_with_rollback, tracing
-from mirrored.variables.storage import sizes_of_resizables
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -83,10 +83,10 @@ class Function(Code):
         self._decorated = python_function  # whose `**kwargs`, if it has them, show the order of keyword arguments
         self._donate, self.steps_per_call, self._input_signature = donate, steps_per_call, input_signature
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
-        self._programs: dict[Hashable, Program] = {}
-        self._quick: dict[Hashable, Program] = {}
+        self._programs: dict[Hashable, list[Program]] = {}  # newest first: see `retraces`
+        self._quick: dict[Hashable, list[Program]] = {}
         self._has_met_ragged = self._is_checked = self._takes_none = self._draws = False
-        self._last: tuple[Arguments, Surroundings] | None = None
+        self._last: tuple[Arguments, Surroundings, OpenShapes] | None = None
         self._arguments: list[Arguments] = []
         self._interceptor: RunInterceptor | None = None
         self._by_strategy: dict[tuple[Any, Hashable], Function] = {}
@@ -118,16 +118,16 @@ class Function(Code):
         arrays: list[Any] = []
         quick = None if kwargs else quick_key(args, arrays)
         if quick is not None:
-            quick = (quick, here.strategies, here.replica is None, trace_settings(), sizes_of_resizables())
-            program = self._quick.get(quick)
-            if program is not None:
-                return program(arrays)
+            quick = (quick, here.strategies, here.replica is None, trace_settings())
+            for program in self._quick.get(quick, ()):
+                if not program.shapes or program.shapes.changed() is None:
+                    return program(arrays)
         return self._call_by_key(args, kwargs, here, quick)
 
     def _call_by_key(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient, quick: Hashable) -> Any:
         """Runs the program for the full signature of the arguments, after `quick_key` has found no program.
 
-        Also stores the program under the quick key, which later calls compute without flattening the arguments.
+        Also stores it under the quick key, which later calls compute without flattening the arguments.
         """
         try:
             arguments = flatten_arguments(args, kwargs, here.device_assignment, self._decorated)
@@ -138,15 +138,13 @@ class Function(Code):
         if not self._takes_none and any(isinstance(leaf, IteratedAsPython) for leaf in arguments.leaves):
             return self._call_with_dataset(args, kwargs)
         try:
-            program = self._program(arguments, here)
+            program = self._program(arguments, here, quick)
         except IteratedWhileTracing:
             self._interceptor = RunInterceptor(self._alike, static_key)
             return self._driven(args, kwargs)
         except DrewWhileTracing:
             self._draws = True
             return self._as_python(*args, **kwargs)
-        if quick is not None:
-            self._quick[quick] = program
         return program(arguments.arrays, arguments)
 
     def _call_with_dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -237,16 +235,19 @@ class Function(Code):
             if interceptor is not None and outer is not None:
                 outer.has_iterated |= interceptor.has_iterated
 
-    def _program(self, arguments: Arguments, here: Ambient) -> Program:
+    def _program(self, arguments: Arguments, here: Ambient, quick: Hashable = None) -> Program:
         # A `Function` never evicts a program. So strategies and variables live at least as long as the function.
-        surroundings = Surroundings(here.strategies, here.replica is None, program_settings(), sizes_of_resizables())
+        surroundings = Surroundings(here.strategies, here.replica is None, program_settings())
         key = (arguments.key, *surroundings)
-        program = self._programs.get(key)
+        program = valid_program(self._programs.get(key, ()))
         if program is None:
             with tracing:
-                program = self._programs.get(key)
+                program = valid_program(self._programs.get(key, ()))
                 if program is None:
-                    program = self._programs[key] = exempt_from_lock(lambda: self._traced(arguments, surroundings))
+                    program = exempt_from_lock(lambda: self._traced(arguments, surroundings))
+                    self._programs[key] = [program, *self._programs.get(key, ())]
+        if quick is not None:
+            self._quick[quick] = self._programs[key]
         return program
 
     def _undriven(self, arguments: Arguments, here: Ambient) -> Program:
@@ -273,7 +274,7 @@ class Function(Code):
         if frozen is not None:
             raise frozen
         described = arguments.described()
-        self._last = described, surroundings
+        self._last = described, surroundings, program.shapes
         self._arguments.append(described)
         return program
 

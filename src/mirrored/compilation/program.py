@@ -33,7 +33,13 @@ from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
 from mirrored.compilation.frozen_state import refuse_result
-from mirrored.compilation.program_checks import check_devices, check_ordered, explained_nesting, several_processes
+from mirrored.compilation.program_checks import (
+    check_devices,
+    check_ordered,
+    explained_nesting,
+    is_outer,
+    several_processes,
+)
 from mirrored.compilation.scan import Scan
 from mirrored.compilation.signature import Arguments
 from mirrored.runtime.ambient import ambient, announce_read, announce_reassignment, within
@@ -44,6 +50,7 @@ from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables.creation import supply_values, withheld
 from mirrored.variables.former import note_step
+from mirrored.variables.open_shapes import OpenShapes, valid_program
 from mirrored.variables.state_lock import (
     assignment_lock,
     exempt_from_lock,
@@ -105,6 +112,7 @@ class Program:
 
     Attributes:
         created: The variables created during tracing.
+        shapes: The variables whose shape may change, and the shapes for which the program is valid.
     """
 
     def __init__(
@@ -125,6 +133,7 @@ class Program:
         self._steps = steps
         self._donate = donate
         self._store = FunctionStore(under_tape=under_tape)
+        self.shapes = OpenShapes()
         self._name = str(getattr(function, "__name__", "function"))
         self._results: list[Result] = []
         self._out_treedef: Structure
@@ -141,7 +150,7 @@ class Program:
         def flat(*arrays: Any) -> list[Any]:
             self._store.base_trace = current_trace()
             args, kwargs = self._arguments.rebuilt(arrays)
-            with within(store=self._store, listeners=(self._store,)):
+            with within(store=self._store, listeners=(self._store,), shapes=self.shapes):
                 out = function(*args, **kwargs)
             leaves, self._out_treedef = structures.flatten(out)
             flat_out = [array for leaf in leaves if (array := self._take_result(leaf)) is not None]
@@ -198,7 +207,7 @@ class Program:
         needed = {id(v): v for v in (*read, *carried)}
         self._not_donated = [v for v in needed.values() if id(v) not in donated_ids]
         self._assigned = tuple(assigned)
-        self._outer = [c for c in staged.constants if _is_outer(c)]
+        self._outer = [c for c in staged.constants if is_outer(c)]
         smallest = dispatch.smallest_computed(staged.jaxpr, self._arrays)
         self._token = smallest is None
         self._watched = len(assigned) + (len(self._arrays) if smallest is None else smallest)
@@ -209,7 +218,7 @@ class Program:
         def step(state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
             remaining = iter(outer)
             constants = [
-                state[place] if place is not None else next(remaining) if _is_outer(constant) else constant
+                state[place] if place is not None else next(remaining) if is_outer(constant) else constant
                 for place, constant in zip(sources, staged.constants, strict=True)
             ]
             return staged(constants, inputs)
@@ -413,7 +422,7 @@ class Program:
         assert owner is not None, "a program is called by its function"
         function = owner.traced_function
         with tracing:
-            if self._recorded is None:
+            if self._recorded is None or valid_program([self._recorded]) is None:
                 make = functools.partial(Program, donate=False, steps=self._steps, under_tape=True)
                 self._recorded = exempt_from_lock(lambda: make(function, arguments))
                 # As in calls without a tape: a program that donates keeps no old values, at its user's choice.
@@ -432,16 +441,6 @@ class Program:
                 array = next(remaining)
                 leaves.append(array if result.wrap is None else result.wrap(array))
         return self._out_treedef.unflatten(leaves)
-
-
-def _is_outer(constant: object) -> bool:
-    """Returns whether a constant of the jaxpr must become an operand of the program, although it is not a variable.
-
-    That is a tracer of an enclosing trace (a `jax.jit` around the call), or an array on devices of several processes.
-    """
-    if isinstance(constant, Tracer):
-        return not isinstance(constant, CaptureTracer)
-    return isinstance(constant, jax.Array) and not constant.is_fully_addressable
 
 
 def _sharding(device_assignment: DeviceAssignment | None, per_replica: bool) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 
 from mirrored._jax.source_lines import is_of_users
+from mirrored._jax.traces import CaptureTracer, Tracer
 from mirrored.compilation.dispatch import first_line
 from mirrored.errors import ContextError, MirroredError, TransformError
 
@@ -153,3 +154,13 @@ def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
         ),
         None,
     )
+
+
+def is_outer(constant: object) -> bool:
+    """Returns whether a constant of the jaxpr must become an operand of the program, although it is not a variable.
+
+    That is a tracer of an enclosing trace (a `jax.jit` around the call), or an array on devices of several processes.
+    """
+    if isinstance(constant, Tracer):
+        return not isinstance(constant, CaptureTracer)
+    return isinstance(constant, jax.Array) and not constant.is_fully_addressable

@@ -1,12 +1,15 @@
 """Log messages about compiled functions that are traced again: why, and how often.
 
-A `Function` keeps one program per cache key. A call whose key is new traces the function again, and compiles. The key
-has two parts:
+A `Function` keeps the programs of each cache key. A call whose key is new traces the function again, and compiles. The
+key has two parts:
 
 1. The arguments (`signature.Arguments.key`): the structure of the pytree; for each array the shape, the dtype, whether
    the type is weak, and the layout of a per-replica value; every other leaf by its value (`static_keys`).
-2. The rest (`signature.Surroundings`): the strategies in scope, whether the call is in a replica, the settings of JAX
-   that change a trace, and the shapes of variables whose shape may change.
+2. The rest (`signature.Surroundings`): the strategies in scope, whether the call is in a replica, and the settings of
+   JAX that change a trace.
+
+There is one program per key, except for functions that use variables whose shape may change: a call traces them again
+if none of the programs is for the current shapes of the variables that it uses (`variables.open_shapes`).
 
 Variables are operands of a program, so a new value never traces again. Python globals and closures are constants of the
 trace and not part of the key: a later change has no effect, and `frozen_state` finds the changes that it can detect.
@@ -32,6 +35,7 @@ from mirrored.values import structures
 
 if TYPE_CHECKING:
     from mirrored.compilation.signature import Arguments, Surroundings
+    from mirrored.variables.open_shapes import OpenShapes
 
 _MANY_RETRACES: Final = 5
 _MANY = (
@@ -47,8 +51,18 @@ def log_retrace(reason: str, retraces: int) -> None:
     _log.log(level, "%s%s", reason, _MANY.format(retraces) if level > logging.INFO else "")
 
 
-def difference(old: Arguments, around_old: Surroundings, new: Arguments, around_new: Surroundings) -> str:
-    """Describes in one line how the arguments or the context of a retraced call differ from an earlier call."""
+def difference(
+    old: Arguments, around_old: Surroundings, shapes: OpenShapes, new: Arguments, around_new: Surroundings
+) -> str:
+    """Describes in one line how the arguments or the context of a retraced call differ from an earlier call.
+
+    Args:
+        old: The arguments of the earlier call.
+        around_old: Its context.
+        shapes: The shapes for which the program of the earlier call is valid.
+        new: The arguments of the retraced call.
+        around_new: Its context.
+    """
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     paths = jax.tree_util.tree_flatten_with_path(
@@ -65,10 +79,10 @@ def difference(old: Arguments, around_old: Surroundings, new: Arguments, around_
             return f"{name} changed from {old_key} to {new_key}{hint}"
     if old.order != new.order:
         return "the keys of a dict, or the keyword arguments, are in another order"
-    return _difference_around(around_old, around_new)
+    return _difference_around(around_old, around_new, shapes)
 
 
-def _difference_around(old: Surroundings, new: Surroundings) -> str:
+def _difference_around(old: Surroundings, new: Surroundings, shapes: OpenShapes) -> str:
     found = []
     if old.strategies != new.strategies:
         found.append("the surrounding strategy changed")
@@ -76,16 +90,10 @@ def _difference_around(old: Surroundings, new: Surroundings) -> str:
         found.append(f"the call moved {'out of' if new.is_cross_replica else 'into'} a replica")
     if old.settings != new.settings:
         found.append("a JAX setting changed (precision, 64-bit mode, mesh, ...)")
-    if old.sizes != new.sizes:
-        found.append(_difference_of_sizes(dict(old.sizes), dict(new.sizes)))
+    changed = shapes.changed()
+    if changed is not None:
+        found.append(f"the shape of a variable changed from {changed[0]} to {changed[1]}")
     return " and ".join(found)
-
-
-def _difference_of_sizes(old: dict[int, tuple[int, ...]], new: dict[int, tuple[int, ...]]) -> str:
-    for serial, shape in new.items():
-        if old.get(serial, shape) != shape:
-            return f"the shape of a variable changed from {old[serial]} to {shape}"
-    return "a variable whose shape can change was created or deleted"
 
 
 def _described_key(key: Hashable) -> str:

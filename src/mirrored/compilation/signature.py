@@ -132,13 +132,11 @@ class Surroundings(NamedTuple):
             nor a store, so a call in it is not part of another program, and its trace has a replica context.
         settings: The settings on which JAX's own caches depend: x64, matmul precision, mesh, ..., without the tokens of
             tapes and replicas (`program_settings`).
-        sizes: The serials and shapes of the variables whose shape may change. A program has one shape per variable.
     """
 
     strategies: Hashable
     is_cross_replica: bool
     settings: Hashable
-    sizes: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def flatten_arguments(

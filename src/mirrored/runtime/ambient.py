@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mirrored.runtime.hooks import RunInterceptor
     from mirrored.runtime.replica_runner import ReplicaRunner
     from mirrored.runtime.variable_store import VariableStore
+    from mirrored.variables.open_shapes import OpenShapes
 
 
 # The ambient context: the current strategy, replica, variable store and so on, in one object per thread.
@@ -36,6 +37,7 @@ class Ambient:
         interceptor: Compiles the runs of the enclosing function that is driven from Python; None outside of one.
         creators: The variable creators of the open `variable_creator_scope` blocks, innermost last.
         element: The random numbers of the dataset's function that is called; None outside of such functions.
+        shapes: Records the variables whose shape may change and which a trace uses; None outside of such traces.
     """
 
     strategies: tuple[Any, ...] = ()
@@ -46,6 +48,7 @@ class Ambient:
     interceptor: RunInterceptor | None = None
     creators: tuple[Callable[..., Any], ...] = ()
     element: ElementDraws | None = None
+    shapes: OpenShapes | None = None
 
     @property
     def device_assignment(self) -> Any:

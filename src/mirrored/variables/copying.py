@@ -11,7 +11,6 @@ import numpy as np
 from mirrored._jax.traces import current_trace, eager, is_eval, trace_below_tapes
 from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient, within
-from mirrored.variables.storage import note_resizable
 
 if TYPE_CHECKING:
     from mirrored.variables.variable import Variable
@@ -82,8 +81,6 @@ def deep_copy(variable: Variable, memo: dict[int, Any]) -> Any:
     kept = {name: one for name, one in vars(variable).items() if name not in (*_OF_THE_VALUE, *_OF_THE_ORIGINAL)}
     vars(made).update({name: one if name in _PLACES else copy.deepcopy(one, memo) for name, one in kept.items()})
     made.hold(own)
-    if not variable.shape.is_fully_defined():
-        note_resizable(made)
     return made
 
 

@@ -8,7 +8,7 @@ import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -141,23 +141,6 @@ def _is_committed(value: object) -> bool:
 
 
 _serials = itertools.count()
-
-
-# Variables whose shape has unknown dimensions, so that an assignment may change the shape of the value.
-_resizable: Final[list[weakref.ref[VariableStorage]]] = []
-
-
-def note_resizable(variable: VariableStorage) -> None:
-    """Registers a variable whose shape may change, so that compiled functions are retraced after a change."""
-    _resizable.append(weakref.ref(variable, _resizable.remove))
-
-
-def sizes_of_resizables() -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Returns the serial number and shape of each variable whose shape may change, for the cache keys of programs."""
-    if not _resizable:
-        return ()
-    variables = [one() for one in list(_resizable)]
-    return tuple((one.serial, one.component_shape) for one in variables if one is not None)
 
 
 def distinct_names(

@@ -28,6 +28,7 @@ from mirrored.variables.component import VariableComponent, write_component
 from mirrored.variables.copying import Reference
 from mirrored.variables.creation import VariableMeta, broadcast_initial, evaluate_initial
 from mirrored.variables.display import html_of
+from mirrored.variables.open_shapes import ShapeOfValue
 from mirrored.variables.operators import VariableOperators
 from mirrored.variables.rules import (
     VariableAggregation,
@@ -38,7 +39,7 @@ from mirrored.variables.rules import (
 )
 from mirrored.variables.scattering import Scattering
 from mirrored.variables.slicing import note_slice
-from mirrored.variables.storage import VariableStorage, note_resizable, placed
+from mirrored.variables.storage import VariableStorage, placed
 
 if TYPE_CHECKING:
     from mirrored.variables.rules import Aggregation
@@ -53,18 +54,6 @@ class _Unnamed:
 @distributed.on_leave
 def _count_anew() -> None:
     _Unnamed.numbers = itertools.count()
-
-
-class _ShapeOfValue:
-    """Descriptor of `component_shape` for variables whose shape may change: returns the current shape of one copy.
-
-    All other variables have an attribute of this name, which takes precedence.
-    """
-
-    def __get__(self, variable: Any, owner: type) -> Any:
-        if variable is None:
-            return self
-        return variable._array.shape[1:] if variable.per_replica else variable._array.shape
 
 
 class Variable(VariableStorage, VariableOperators, Scattering, metaclass=VariableMeta):
@@ -124,7 +113,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
     strategy: Any
     """The strategy that it belongs to; None for a plain variable."""
 
-    component_shape = _ShapeOfValue()  # type: ignore[assignment]
+    component_shape = ShapeOfValue()  # type: ignore[assignment]
     """The shape of one copy or component of the value."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Variable:
@@ -170,8 +159,6 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
         self.hold(placed(value, self.device_assignment, self.per_replica))
         if declared.is_fully_defined():
             self.component_shape = tuple(value.shape)
-        else:
-            note_resizable(self)
         self.await_value()
         if here.store is not None:
             here.store.created(self)
