@@ -28,7 +28,7 @@ from mirrored._jax.inlining import (
 )
 from mirrored._jax.interrupts import dispatch_of
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, is_eval
-from mirrored._jax.trees import Structure
+from mirrored._jax.trees import Structure, tree_flatten
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
@@ -41,12 +41,11 @@ from mirrored.compilation.program_checks import (
     several_processes,
 )
 from mirrored.compilation.scan import Scan
-from mirrored.compilation.signature import Arguments
+from mirrored.compilation.signature import Arguments, is_leaf
 from mirrored.runtime.ambient import ambient, announce_read, announce_reassignment, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.staged_values import Bookkeeping
 from mirrored.runtime.variable_store import FunctionStore
-from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables.creation import supply_values, withheld
 from mirrored.variables.former import note_step
@@ -152,7 +151,7 @@ class Program:
             args, kwargs = self._arguments.rebuilt(arrays)
             with within(store=self._store, listeners=(self._store,), shapes=self.shapes):
                 out = function(*args, **kwargs)
-            leaves, self._out_treedef = structures.flatten(out)
+            leaves, self._out_treedef = tree_flatten(out, is_leaf)
             flat_out = [array for leaf in leaves if (array := self._take_result(leaf)) is not None]
             return [*(jnp.asarray(value) for _, value in self._store.staged.values()), *flat_out]
 

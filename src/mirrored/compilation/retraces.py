@@ -31,8 +31,6 @@ from typing import TYPE_CHECKING, Final
 
 import jax
 
-from mirrored.values import structures
-
 if TYPE_CHECKING:
     from mirrored.compilation.signature import Arguments, Surroundings
     from mirrored.variables.open_shapes import OpenShapes
@@ -65,9 +63,8 @@ def difference(
     """
     if old.treedef != new.treedef:
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
-    paths = jax.tree_util.tree_flatten_with_path(
-        jax.tree_util.tree_unflatten(new.treedef, list(range(len(new.leaves)))), is_leaf=structures.is_leaf
-    )[0]
+    numbered = jax.tree_util.tree_unflatten(new.treedef, range(len(new.leaves)))
+    paths = jax.tree_util.tree_flatten_with_path(numbered)[0]
     for (path, _), before, after, leaf in zip(paths, old.leaf_keys, new.leaf_keys, new.leaves, strict=True):
         if before != after:
             name = "argument " + "".join(str(key) for key in path[1:])

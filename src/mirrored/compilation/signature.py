@@ -12,6 +12,7 @@ import numpy as np
 
 from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_masked
 from mirrored._jax.boxes import Array
+from mirrored._jax.placement import movable
 from mirrored._jax.traces import canonical_dtype
 from mirrored._jax.trees import Structure, order_of_keys
 from mirrored._typing import Leaf, PyTree
@@ -159,7 +160,15 @@ def flatten_arguments(
     code = getattr(function, "__code__", None)
     if code is not None and not code.co_flags & inspect.CO_VARKEYWORDS:  # it cannot see their order
         kwargs = dict(sorted(kwargs.items()))
-    leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=structures.is_leaf)
+    unplaced: set[int] = set()  # the components of values without devices, which may be committed to several devices
+
+    def is_one_leaf(value: object) -> bool:
+        found = is_leaf(value, device_assignment)
+        if isinstance(value, PerReplica) and not found:
+            unplaced.update(map(id, value.values))
+        return found
+
+    leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_one_leaf)
     dynamic: list[int] = []
     arrays: list[Any] = []
     # A trace may iterate over a dict, and a treedef does not contain the order of the keys.
@@ -167,7 +176,7 @@ def flatten_arguments(
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica) and not leaf.is_placed and has_one_each(leaf, device_assignment):
             leaf = leaves[place] = PerReplica.of_components(leaf.values, device_assignment)
-        array = _array_of(leaf)
+        array = _array_of(movable(leaf) if id(leaf) in unplaced else leaf)
         if array is None:
             key.append(_static_key(leaf))
             continue
@@ -175,6 +184,26 @@ def flatten_arguments(
         arrays.append(array)
         key.append((_layout_of(leaf), array.shape, *_type_of(array)))
     return Arguments(treedef, leaves, dynamic, arrays, tuple(key), (args, kwargs))
+
+
+def is_leaf(value: object, device_assignment: DeviceAssignment | None = None) -> bool:
+    """Returns whether a program takes or returns a value as one leaf, such as None or a distributed value.
+
+    The leaves of a per-replica value without devices are its components, whose number and types then are a part of the
+    key. Its components on all devices would be one stacked array.
+
+    Args:
+        value: A node of the pytree of arguments or results.
+        device_assignment: That of the current strategy, which places a value with one component for each replica.
+    """
+    if not structures.is_leaf(value):
+        return False
+    if not isinstance(value, PerReplica) or value.is_placed:
+        return True
+    if device_assignment is not None and has_one_each(value, device_assignment):
+        return True
+    # A worker of several has only the components of its own replicas, and all workers need equal programs.
+    return jax.process_count() > 1 or not jax.tree_util.all_leaves(value.values)
 
 
 def steps_of(batches: Sequence[Any], steps: int | None, called: str) -> list[tuple[Any, ...]]:
@@ -294,7 +323,7 @@ def _array_of(leaf: Leaf) -> Any:
         if not leaf.is_stacked and leaf.component_shape is None:
             raise Ragged
         return stacked_of(leaf, where)
-    if isinstance(leaf, Mirrored) and isinstance(leaf.value, (jax.Array, np.ndarray)):
+    if isinstance(leaf, Mirrored) and isinstance(leaf.value, (jax.Array, np.ndarray, np.generic)):
         return _array_of(leaf.value)
     return None
 
@@ -313,6 +342,9 @@ def _type_of(array: Any) -> tuple[Hashable, ...]:
 
 
 def _static_key(leaf: object) -> Hashable:
-    if isinstance(leaf, DistributedValues):
-        return (type(leaf), Identity(leaf))
-    return static_key(leaf)
+    # All workers must trace again at the same calls, but their components may be equal to earlier ones on some only.
+    if isinstance(leaf, PerReplica) and jax.process_count() == 1:
+        return (type(leaf), static_key(leaf.values))
+    if isinstance(leaf, Mirrored):
+        return (type(leaf), static_key((leaf.value, leaf.num_replicas)))
+    return (type(leaf), Identity(leaf)) if isinstance(leaf, DistributedValues) else static_key(leaf)
