@@ -187,7 +187,7 @@ class FunctionStore(VariableStore):
 
     def _before(self, variable: VariableLike) -> Any:
         if id(variable) not in self.captured:
-            _refuse_64_bits(variable)
+            refuse_64_bits(variable)
             has_components = variable.per_replica and not self._aggregates
             shape = variable.stored_shape() if has_components else variable.component_shape
             tracer = CaptureTracer(shape, variable.dtype, variable)
@@ -195,7 +195,7 @@ class FunctionStore(VariableStore):
         return self.captured[id(variable)][1]
 
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
-        _refuse_64_bits(variable)
+        refuse_64_bits(variable)
         self.note(variable)
         self.staged[id(variable)] = Held(variable, value)
 
@@ -216,8 +216,8 @@ class FunctionStore(VariableStore):
         self.new.append(variable)
 
 
-def _refuse_64_bits(variable: VariableLike) -> None:
-    """Raises an error if a traced function uses a variable of 64 bits, but JAX computes in 32 bits.
+def refuse_64_bits(variable: VariableLike, called: str = "function") -> None:
+    """Raises an error if a function or assignment computes with a variable of 64 bits, but JAX computes in 32 bits.
 
     XLA would refuse the program, or the variable would get a value of 32 bits.
 
@@ -226,10 +226,10 @@ def _refuse_64_bits(variable: VariableLike) -> None:
     """
     if not keeps_dtype(variable.dtype):
         raise VariableError(
-            "function",
+            called,
             found=f"it uses variable {variable.name!r} of dtype {variable.dtype}, which was created in 64-bit mode",
             rule="outside of 64-bit mode JAX computes in 32 bits",
-            remedy="call the function in `with jax.enable_x64(True):`, or set jax_enable_x64 for the whole program",
+            remedy="make the call in `with jax.enable_x64(True):`, or set jax_enable_x64 for the whole program",
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from mirrored._jax.arrays import as_array
 from mirrored._typing import Operand
 from mirrored.errors import VariableError
+from mirrored.runtime.variable_store import refuse_64_bits
 from mirrored.variables.rules import check_kind
 
 _COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -59,7 +60,8 @@ class Assignment:
         """Returns the new value, computed from the variable's old value and `value`, after checking shape and dtype.
 
         Raises:
-            VariableError: The shape of `value` differs from the variable's, or its dtype would lose information.
+            VariableError: The shape of `value` differs from the variable's, its dtype would lose information, or the
+                variable has 64 bits and JAX computes in 32 bits.
         """
         variable = self.variable
         # A variable may have a declared shape with unknown dimensions, and its value a definite one.
@@ -75,8 +77,11 @@ class Assignment:
                 remedy="reshape or broadcast it: jnp.broadcast_to(value, variable.shape)",
             )
         if self.replaces and isinstance(value, jax.Array) and value.dtype == variable.dtype:
+            if variable.per_replica:  # operations, which may be in 32 bits, make its stored value of the components
+                refuse_64_bits(variable, self.called)
             return value.astype(value.dtype) if getattr(value, "weak_type", False) else value
         check_kind(value, variable.dtype, self.called, variable.name)
+        refuse_64_bits(variable, self.called)
         new = _COMBINE[self.method](old, as_array(value, variable.dtype))
         return new if jnp.issubdtype(variable.dtype, jax.dtypes.extended) else new.astype(variable.dtype)
 
@@ -87,4 +92,5 @@ class Assignment:
         """
         dtype, given = self.variable.dtype, getattr(value, "dtype", None)
         check_kind(value, dtype, self.called, self.variable.name)
+        refuse_64_bits(self.variable, self.called)
         return as_array(value, dtype if given in (None, dtype) else jnp.promote_types(jnp.result_type(value), dtype))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Final
 
-import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.array_types import keeping_width
+from mirrored._jax.arrays import copied
 from mirrored._jax.traces import current_trace, eager, is_eval, trace_below_tapes
 from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient, within
@@ -75,7 +76,7 @@ def deep_copy(variable: Variable, memo: dict[int, Any]) -> Any:
     """
     value = _stored(variable, "copy.deepcopy")
     with eager():
-        own = jnp.array(value, copy=True)
+        own = copied(value)
     made = object.__new__(type(variable))
     memo[id(variable)] = made
     kept = {name: one for name, one in vars(variable).items() if name not in (*_OF_THE_VALUE, *_OF_THE_ORIGINAL)}
@@ -118,8 +119,8 @@ def reduced(variable: Variable) -> Any:
     return _plain, (type(variable), np.asarray(value), options)
 
 
-def _plain(kind: type[Variable], value: object, options: dict[str, Any]) -> Any:
-    with within(strategies=()):
+def _plain(kind: type[Variable], value: np.ndarray[Any, Any], options: dict[str, Any]) -> Any:
+    with within(strategies=()), keeping_width(str(value.dtype)):
         return kind(value, **options)
 
 

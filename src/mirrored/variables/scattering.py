@@ -14,6 +14,7 @@ from mirrored._jax.source_lines import user_line
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, NotSupportedError, StructureError
 from mirrored.runtime.ambient import ambient, announce_write
+from mirrored.runtime.variable_store import refuse_64_bits
 from mirrored.values.index_checks import outside
 from mirrored.values.sparse_rows import updates_shape, without_wrapping
 from mirrored.variables.access import check_writable, store_of
@@ -207,6 +208,7 @@ class Scattering:
         return self.read_value()
 
     def _check_scatter(self: Any, method: str, *, sums: bool) -> None:
+        refuse_64_bits(self, f"{self.name}.{method}")
         if not self.per_replica and (sums or self.aggregation in _PLAIN):
             return
         kind = "sync-on-read" if self.per_replica else "mirrored"

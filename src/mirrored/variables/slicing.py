@@ -12,6 +12,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import payload_of
 from mirrored.errors import ArgumentError, NotSupportedError, VariableError
 from mirrored.runtime.ambient import ambient
+from mirrored.runtime.variable_store import refuse_64_bits
 from mirrored.values.index_checks import values_now
 from mirrored.variables.rules import VariableAggregation, check_kind
 from mirrored.variables.state_lock import assignment_lock
@@ -59,6 +60,7 @@ class Slice:
         called = f"{variable.name}[...].assign"
         _check_aggregation(variable, called)
         check_kind(value, variable.dtype, called, variable.name)
+        refuse_64_bits(variable, called)
         _check_index(self.index, variable.component_shape, called)
         new = as_array(value, variable.dtype)
         with assignment_lock():

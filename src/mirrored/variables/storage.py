@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
+from mirrored._jax.array_types import keeping_width
 from mirrored._jax.arrays import aligned_empty, copied, is_key, is_ready, new_array
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
@@ -133,7 +134,8 @@ def uncommitted(value: Any) -> Any:
     """Returns a copy of an array that is not committed to a device, so that JAX may move it to any device."""
     if is_key(value):  # NumPy cannot hold typed keys
         return jax.random.wrap_key_data(uncommitted(jax.random.key_data(value)), impl=jax.random.key_impl(value))
-    return jnp.asarray(np.array(value))
+    with keeping_width(str(value.dtype)):
+        return jnp.asarray(np.array(value))
 
 
 def _is_committed(value: object) -> bool:

@@ -18,7 +18,7 @@ from mirrored.collectives.stacked import first_stacked, reduce_stacked
 from mirrored.errors import ContextError, VariableError
 from mirrored.runtime.ambient import Ambient
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.runtime.variable_store import VariableStore
+from mirrored.runtime.variable_store import VariableStore, refuse_64_bits
 from mirrored.values.distributed_values import PerReplica
 from mirrored.values.stacking import stack_components, whole_rows
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, reduction_of
@@ -212,6 +212,7 @@ def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> A
         return value
     count = variable.num_replicas
     check_kind(value, variable.dtype, f"{variable.name}.assign", variable.name)
+    refuse_64_bits(variable, f"{variable.name}.assign")
     value = as_array(value, variable.dtype)
     if jnp.issubdtype(variable.dtype, jnp.integer):
         # The first replicas get the remainder, so that the components sum to the assigned value.
