@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import mirrored as mr
+from mirrored.errors import VariableError
 from mirrored.integrations.keras import keras
 
 X = np.arange(4, dtype=np.float32)[:, None]
@@ -216,3 +218,19 @@ def test_a_recurrent_layer_is_called_in_an_eager_run_without_a_tape(layout: dict
     found = strategy.gather(strategy.run(replica_step, args=(batch,)), axis=0)
     np.testing.assert_allclose(found, model(x), rtol=1e-6)
     assert float(count) == 2.0
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_the_components_of_a_metric_of_64_bits_keep_their_width() -> None:
+    """Outside of 64-bit mode, the metric got components of 32 bits, or an error of XLA at its next compiled update."""
+    strategy = mr.MirroredStrategy(**TWO_DEVICES)
+    with jax.enable_x64(True), strategy.scope():
+        metric, array = keras.metrics.Mean(dtype="float64"), jax.numpy.asarray(1 / 3)
+    metric.total.assign(array)
+    assert float(metric.total.numpy()) == 1 / 3
+    with pytest.raises(VariableError, match=r"dtype float64, which was created in 64-bit mode"):
+        metric.reset_state()
+    with jax.enable_x64(True):
+        metric.reset_state()
+        metric.update_state([1 / 3])
+        assert float(metric.result()) == 1 / 3

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Final
 
 import jax
+import numpy as np
 
+from mirrored._jax.boxes import Array
 from mirrored._jax.private import lax_operations as _lax_operations
 
 _WIDE: Final = ("float64", "int64", "uint64", "complex128")
+_WIDE_DTYPES: Final = frozenset(map(np.dtype, _WIDE))
 
 
 def weakly_typed(array: jax.Array) -> jax.Array:
@@ -21,3 +25,14 @@ def weakly_typed(array: jax.Array) -> jax.Array:
 def keeping_width(dtype: str) -> contextlib.AbstractContextManager[object]:
     """Returns a context manager in which JAX keeps arrays of a 64-bit `dtype` instead of narrowing them to 32 bits."""
     return jax.enable_x64(True) if dtype in _WIDE else contextlib.nullcontext()
+
+
+def keeping_width_of(arrays: Iterable[object]) -> contextlib.AbstractContextManager[object]:
+    """Returns a context manager in which JAX keeps 64-bit arrays, if any concrete JAX array among `arrays` has 64 bits.
+
+    Outside of 64-bit mode JAX reads such arrays in 32 bits, and integers wrap around. NumPy arrays do not count: as
+    everywhere in JAX, they have 32 bits outside of 64-bit mode. Nor do arrays that a tape tracks: what it records in
+    64-bit mode could not be differentiated outside of it.
+    """
+    is_wide = any(type(array) is Array and array.dtype in _WIDE_DTYPES for array in arrays)
+    return jax.enable_x64(True) if is_wide else contextlib.nullcontext()

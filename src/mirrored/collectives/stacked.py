@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import is_key_dtype
 from mirrored._jax.bit_identical import jit
 from mirrored._jax.boxes import is_live_box
@@ -136,6 +137,13 @@ def reduce_stacked(
         ]
     if any(isinstance(array, Tracer) for array in arrays):
         return list(_reduction(algorithm, op, device_assignment, len(arrays))(*arrays))
+    with keeping_width_of(arrays):
+        return _reduced_now(algorithm, op, arrays, device_assignment)
+
+
+def _reduced_now(
+    algorithm: CrossDeviceOps, op: ReduceOp, arrays: Sequence[Any], device_assignment: DeviceAssignment
+) -> list[Any]:
     # The user's Python code runs at every eager call: a cached trace would keep the state that it read at the first one
     # (a global, an attribute of the object behind a bound method).
     calls_user_code = op.calls_user_code or algorithm.calls_user_code
@@ -243,7 +251,8 @@ def gather_padded(array: jax.Array, axis: int, sizes: Sequence[int], device_assi
         _compiled_ragged_gather(axis, tuple(sizes), device_assignment),
         _over_devices(array, device_assignment),
     )
-    return _logged("gather", device_assignment, lambda: compiled(placed))
+    with keeping_width_of([placed]):
+        return _logged("gather", device_assignment, lambda: compiled(placed))
 
 
 @functools.lru_cache(maxsize=256)
@@ -258,9 +267,10 @@ def first_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
     """
     if isinstance(array, Tracer) or is_live_box(array) or not device_assignment.spans_processes:
         return whole_rows(array, device_assignment)[0]
-    return _logged(
-        "fetch the first replica's value", device_assignment, lambda: _compiled_first(device_assignment)(array)
-    )
+    with keeping_width_of([array]):
+        return _logged(
+            "fetch the first replica's value", device_assignment, lambda: _compiled_first(device_assignment)(array)
+        )
 
 
 @functools.lru_cache(maxsize=8)
@@ -270,9 +280,18 @@ def _compiled_whole(device_assignment: DeviceAssignment) -> Callable[..., Any]:
 
 def whole_stacked(array: jax.Array, device_assignment: DeviceAssignment) -> Any:
     """Returns all rows ``[replicas, ...]`` of a stacked array; all-gathers the rows if several processes hold them."""
-    if not device_assignment.spans_processes:
-        return device_assignment.slots.rows(array)
-    return _logged("fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array))
+    with keeping_width_of([array]):
+        if not device_assignment.spans_processes:
+            return device_assignment.slots.rows(array)
+        return _logged(
+            "fetch all replicas' values", device_assignment, lambda: _compiled_whole(device_assignment)(array)
+        )
+
+
+def concatenated(arrays: Sequence[jax.Array], axis: int) -> jax.Array:
+    """Concatenates arrays on one device along `axis`."""
+    with keeping_width_of(arrays):
+        return jnp.concatenate(arrays, axis)
 
 
 def gather_stacked(array: jax.Array, axis: int, device_assignment: DeviceAssignment) -> Any:
@@ -280,4 +299,5 @@ def gather_stacked(array: jax.Array, axis: int, device_assignment: DeviceAssignm
     if isinstance(array, Tracer) or is_live_box(array):
         return on_all_devices(_concatenated(array, axis, device_assignment), device_assignment)
     placed = _over_devices(array, device_assignment)
-    return _logged("gather", device_assignment, lambda: _compiled_gather(axis, device_assignment)(placed))
+    with keeping_width_of([placed]):
+        return _logged("gather", device_assignment, lambda: _compiled_gather(axis, device_assignment)(placed))

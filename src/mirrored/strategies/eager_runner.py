@@ -22,7 +22,7 @@ from mirrored._jax.traces import Tracer, current_trace, is_differentiated, is_st
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.reduce_op import log_label
-from mirrored.collectives.stacked import on_all_devices, reduce_stacked
+from mirrored.collectives.stacked import concatenated, on_all_devices, reduce_stacked
 from mirrored.collectives.summation import Group
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, is_tracked, within
@@ -305,7 +305,7 @@ class EagerRunner(ReplicaRunner):
 
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         if not self._spans:
-            wholes = [jnp.concatenate([self._near(component) for component in parts], axis) for parts in arrays]
+            wholes = [concatenated([self._near(one) for one in parts], axis) for parts in arrays]
             return [on_all_devices(whole, self.device_assignment) for whole in wholes]
         if _has_recorded(arrays):
             return [

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import as_array, is_key_dtype, key_data
 from mirrored._jax.boxes import is_live_box, payload_of
 from mirrored._jax.traces import Tracer, eager
@@ -18,7 +19,14 @@ from mirrored._typing import Leaf
 from mirrored.collectives.algorithm import reduced_alone
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_alike, check_dtype, check_dtypes
-from mirrored.collectives.stacked import check_components, gather_padded, gather_stacked, on_all_devices, reduce_stacked
+from mirrored.collectives.stacked import (
+    check_components,
+    concatenated,
+    gather_padded,
+    gather_stacked,
+    on_all_devices,
+    reduce_stacked,
+)
 from mirrored.collectives.summation import floating, narrow, sum_along, widen
 from mirrored.errors import ArgumentError, NotSupportedError
 from mirrored.runtime.ambient import ambient
@@ -265,6 +273,13 @@ def _reduce_all(
         _warn_of_mean_of_means()
     if axes is None:
         return _reduce_components(strategy, op, values)
+    with keeping_width_of(value.first() for value in values if not isinstance(value, LocalPerReplica)):
+        return _reduce_along(strategy, called, op, values, axes)
+
+
+def _reduce_along(
+    strategy: Strategy, called: str, op: ReduceOp, values: Sequence[PerReplica], axes: tuple[int, ...]
+) -> list[Any]:
     counts = [_map_components(value, lambda x: _count(called, x, axes)) for value in values]
     summed = [_map_components(value, lambda x: sum_along(_addends(x, op), axes)) for value in values]
     if op is not ReduceOp.MEAN:
@@ -417,5 +432,5 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
     check_gathered("Strategy.gather", [component.shape for component in components], axis, "components")
     if strategy.device_assignment is not None and len(strategy.device_assignment.devices) > 1:
         near = [jax.device_put(component, strategy.device_assignment.devices[0]) for component in components]
-        return on_all_devices(jnp.concatenate(near, axis), strategy.device_assignment)
-    return jnp.concatenate(components, axis)
+        return on_all_devices(concatenated(near, axis), strategy.device_assignment)
+    return concatenated(components, axis)

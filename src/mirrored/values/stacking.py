@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.array_likes import has_registered, registered_read
+from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import as_array, check_fit, frozen
 from mirrored._jax.boxes import Array, is_live_box, payload_of
 from mirrored._jax.placement import movable, unplaced
@@ -105,7 +106,7 @@ def stack_components(
     components = [payload_of(component) for component in components]
     if any(isinstance(component, Tracer) for component in components):
         return device_assignment.slots.stacked(jnp.stack([as_array(component) for component in components]))
-    with eager():
+    with eager(), keeping_width_of(components):
         return _stacked_over_devices(components, device_assignment)
 
 

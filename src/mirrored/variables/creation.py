@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from mirrored._jax import caches
+from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import check_fit, is_key, new_array
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import NotConstant, Tracer, eager, evaluate
@@ -223,7 +224,7 @@ def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAss
         data = broadcast_initial(jax.random.key_data(value), name, device_assignment)
         with eager():
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
-    with eager():
+    with eager(), keeping_width_of([value]):
         host_value = np.asarray(value)
         outline = f"{host_value.dtype.name}{list(host_value.shape)}"
         gathered = host_allgather("Variable", f"create variable {name!r}", [outline, digest(host_value)])

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.array_types import keeping_width
+from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import aligned_empty, copied, is_key, is_ready, new_array
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
@@ -47,7 +47,7 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
     Returns:
         ``[...]``, or ``[slots, ...]`` if per replica.
     """
-    with eager(), caches.using(None):
+    with eager(), caches.using(None), keeping_width_of([value]):
         if device_assignment is None:
             return jnp.asarray(value)
         if per_replica:
@@ -134,7 +134,7 @@ def uncommitted(value: Any) -> Any:
     """Returns a copy of an array that is not committed to a device, so that JAX may move it to any device."""
     if is_key(value):  # NumPy cannot hold typed keys
         return jax.random.wrap_key_data(uncommitted(jax.random.key_data(value)), impl=jax.random.key_impl(value))
-    with keeping_width(str(value.dtype)):
+    with keeping_width_of([value]):
         return jnp.asarray(np.array(value))
 
 

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import Tracer, current_trace, eager, trace_below_tapes
 from mirrored._typing import DTypeLike, Operand
@@ -113,7 +114,8 @@ def _store_components(made: Variable, value: jax.Array) -> bool:
         return False
     how = "copies" if not is_sum else "first" if getattr(made.strategy, "deterministic", False) else "parts"
     whole = jax.device_put(value, made.device_assignment.replicated)
-    made.store(_spread(made.device_assignment, how)(whole))
+    with keeping_width_of([whole]):
+        made.store(_spread(made.device_assignment, how)(whole))
     return True
 
 

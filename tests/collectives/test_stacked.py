@@ -1,0 +1,85 @@
+"""Reductions and gathers outside of 64-bit mode keep the values of arrays that were created in it."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+from mirrored.checkpoint import Checkpoint
+
+VALUES = {"float64": 1 / 3, "int64": 2**40 + 1, "uint64": 2**60 + 1, "complex128": 1 / 3 + 1j}
+
+
+def strategies() -> dict[str, mr.MirroredStrategy]:
+    return {
+        "one device": mr.MirroredStrategy(["CPU:0"], num_replicas=4),
+        "four devices": mr.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"]),
+        "uneven": mr.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], num_replicas=4),
+    }
+
+
+def in_context() -> Any:
+    return mr.get_replica_context()
+
+
+OPERATIONS = {
+    "reduce": (lambda s, value: s.reduce("SUM", value, axis=None), 4),
+    "reduce an axis": (lambda s, value: s.reduce("SUM", value, axis=0), 12),
+    "gather": (lambda s, value: s.gather(value, axis=0), 1),
+    "all_reduce": (lambda s, value: s.run(lambda x: in_context().all_reduce("SUM", x), args=(value,)), 4),
+    "all_gather": (lambda s, value: s.run(lambda x: in_context().all_gather(x, 0), args=(value,)), 1),
+    "compiled before": (lambda s, value: s.reduce("SUM", value, axis=None), 4),
+}
+
+
+@pytest.mark.parametrize("dtype", VALUES)
+@pytest.mark.parametrize("devices", ["one device", "four devices", "uneven"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_arrays_of_64_bits_keep_their_values(operation: str, devices: str, dtype: str) -> None:
+    """Integers wrapped around, and floats were rounded, on some numbers of devices."""
+    strategy, number = strategies()[devices], np.dtype(dtype).type(VALUES[dtype])
+    with jax.enable_x64(True):
+        array = jnp.full(3, number, dtype)
+        value = strategy.run(lambda: array * 1)
+        if operation == "compiled before":
+            value = mr.function(lambda: strategy.run(lambda: array * 1))()
+    compute, factor = OPERATIONS[operation]
+    for result in strategy.experimental_local_results(compute(strategy, value)):
+        assert result.dtype == dtype
+        np.testing.assert_allclose(np.asarray(result).ravel()[0], number * np.dtype(dtype).type(factor), rtol=1e-15)
+
+
+@pytest.mark.parametrize("devices", ["one device", "four devices", "uneven"])
+def test_the_mean_of_a_sync_on_read_variable_of_64_bits(devices: str, tmp_path: Path) -> None:
+    """A checkpoint that was saved outside of 64-bit mode contained the mean in 32 bits."""
+    strategy = strategies()[devices]
+    with jax.enable_x64(True), strategy.scope():
+        v, restored = (
+            mr.Variable(np.full(3, value), synchronization="ON_READ", aggregation="MEAN") for value in (1 / 3, 0.0)
+        )
+    assert (v.numpy().dtype, v.read_value().dtype) == (np.float64, np.float64)
+    np.testing.assert_allclose(v.numpy(), 1 / 3, rtol=1e-15)
+    path = Checkpoint(v=v).save(str(tmp_path / "checkpoint"))
+    Checkpoint(v=restored).restore(path)
+    np.testing.assert_allclose(restored.numpy(), 1 / 3, rtol=1e-15)
+
+
+def test_means_along_an_axis() -> None:
+    strategy = strategies()["one device"]
+    with jax.enable_x64(True):
+        array = jnp.asarray([1 / 3, 1 / 3])
+        value = strategy.run(lambda: array * 1)
+    mean = strategy.reduce("MEAN", value, axis=0)
+    assert mean.dtype == np.float64
+    np.testing.assert_allclose(float(mean), 1 / 3, rtol=1e-15)
+
+
+def test_arrays_of_32_bits_are_reduced_in_32_bits() -> None:
+    strategy = strategies()["one device"]
+    value = strategy.run(lambda: jnp.ones(3))
+    assert strategy.reduce("MEAN", value, axis=0).dtype == np.float32
+    assert strategy.gather(value, axis=0).dtype == np.float32
