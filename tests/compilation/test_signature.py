@@ -178,3 +178,20 @@ def test_uneven_batches_have_no_program(method: str) -> None:
     step = mr.function(lambda x: strategy.run(jnp.sum, (x,)))
     with pytest.raises(ArgumentError, match="batches of equal shape"):
         getattr(step, method)(uneven)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "uint64", "complex128"])
+@pytest.mark.parametrize("per_replica", [False, True])
+def test_arrays_of_64_bits_are_refused_outside_of_64_bit_mode(
+    per_replica: bool, dtype: str, strategy_of_two: mr.MirroredStrategy
+) -> None:
+    """XLA refused the program, with its own error or one about explicit axes."""
+    with jax.enable_x64(True):
+        array = jnp.ones(3, dtype)
+        value = strategy_of_two.distribute_values_from_function(lambda _: array) if per_replica else array
+    double = mr.function(lambda x: strategy_of_two.run(lambda one: 2 * one, args=(x,)))
+    with pytest.raises(ArgumentError, match=rf"an argument is an array {dtype}\[.*created in 64-bit mode[\s\S]*numpy"):
+        double(value)
+    with jax.enable_x64(True):
+        assert strategy_of_two.experimental_local_results(double(value))[1].dtype == dtype
+    assert strategy_of_two.experimental_local_results(double(np.ones(3)))[1].dtype == np.float32

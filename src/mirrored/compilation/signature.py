@@ -13,7 +13,7 @@ import numpy as np
 from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_masked
 from mirrored._jax.boxes import Array
 from mirrored._jax.placement import movable
-from mirrored._jax.traces import canonical_dtype
+from mirrored._jax.traces import canonical_dtype, keeps_dtype
 from mirrored._jax.trees import Structure, order_of_keys
 from mirrored._typing import Leaf, PyTree
 from mirrored.compilation.static_keys import Identity, static_key, unchanging
@@ -180,6 +180,7 @@ def flatten_arguments(
         if array is None:
             key.append(_static_key(leaf))
             continue
+        _refuse_64_bits(array)
         dynamic.append(place)
         arrays.append(array)
         key.append((_layout_of(leaf), array.shape, *_type_of(array)))
@@ -326,6 +327,22 @@ def _array_of(leaf: Leaf) -> Any:
     if isinstance(leaf, Mirrored) and isinstance(leaf.value, (jax.Array, np.ndarray, np.generic)):
         return _array_of(leaf.value)
     return None
+
+
+def _refuse_64_bits(array: Any) -> None:
+    """Raises an error for an array of 64 bits if JAX computes in 32 bits, because XLA would refuse the program.
+
+    Raises:
+        ArgumentError: JAX has no arrays of this dtype here.
+    """
+    if array.dtype.itemsize >= 8 and not keeps_dtype(array.dtype):
+        raise ArgumentError(
+            "mirrored.function",
+            found=f"an argument is an array {array.dtype}{list(array.shape)}, which was created in 64-bit mode",
+            rule="outside of 64-bit mode JAX computes in 32 bits",
+            remedy="make the call in `with jax.enable_x64(True):`, set jax_enable_x64 for the whole program, or pass "
+            "numpy.asarray(x), which is converted",
+        )
 
 
 def _layout_of(leaf: Leaf) -> Hashable:
