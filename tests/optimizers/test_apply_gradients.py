@@ -174,6 +174,70 @@ def test_gradients_that_differ_are_refused_when_aggregation_is_skipped(way, aggr
 
 
 @pytest.mark.ways(modes=("eager", "compiled"), replicas=(1, 2, 4))
+@pytest.mark.parametrize("make", [SGD, Adam])
+def test_a_variable_made_out_of_scope_is_updated_once_when_aggregation_is_skipped(way, make):
+    variable, alone = mr.Variable(4.0), mr.Variable(4.0)
+    optimizer, optimizer_alone = make(0.5), make(0.5)
+
+    def replica_step() -> tuple[jax.Array, jax.Array]:
+        optimizer.apply_gradients([(jnp.float32(2.0), variable)], skip_gradients_aggregation=True)
+        before = variable.read_value()
+        variable.assign(before * 2.0)
+        (total,) = mr.get_replica_context().all_reduce("sum", [jnp.float32(1.0)])
+        optimizer.apply_gradients([(total, variable)], skip_gradients_aggregation=True)
+        return before, variable.read_value()
+
+    optimizer_alone.apply_gradients([(2.0, alone)])
+    expected = [float(alone.numpy())]
+    alone.assign(alone * 2.0)
+    optimizer_alone.apply_gradients([(float(way.num_replicas), alone)])
+    expected.append(float(alone.numpy()))
+    results = way.compile(lambda: way.strategy.run(replica_step))()
+    np.testing.assert_allclose(float(variable.numpy()), expected[1], rtol=1e-6)
+    for result, value in zip(results, expected, strict=True):
+        components = way.strategy.experimental_local_results(result)
+        np.testing.assert_allclose(components, [value] * way.num_replicas, rtol=1e-6)
+    assert int(optimizer.iterations.numpy()) == 2
+
+
+@pytest.mark.ways(modes=("eager", "compiled"), replicas=(2,))
+def test_a_merge_under_a_tape_assigns_a_variable_made_out_of_scope_after_its_update(way):
+    variable = mr.Variable(4.0)
+    optimizer = SGD(0.5)
+    optimizer.build([variable])
+
+    def merge(strategy: mr.Strategy, x: Any) -> Any:
+        variable.assign(7.0)
+        optimizer.iterations.assign(5)
+        return strategy.reduce("SUM", x, axis=None)
+
+    def replica_step() -> jax.Array:
+        optimizer.apply_gradients([(jnp.float32(2.0), variable)], skip_gradients_aggregation=True)
+        x = _replica_number()
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            mr.get_replica_context().merge_call(merge, args=(x,))
+        return variable.read_value()
+
+    result = way.compile(lambda: way.strategy.run(replica_step))()
+    assert [float(one) for one in way.strategy.experimental_local_results(result)] == [7.0, 7.0]
+    assert (float(variable.numpy()), int(optimizer.iterations.numpy())) == (7.0, 5)
+
+
+@pytest.mark.ways(modes=("eager", "compiled"), replicas=(2,))
+def test_gradients_that_differ_are_refused_for_a_variable_made_out_of_scope_when_aggregation_is_skipped(way):
+    variable = mr.Variable(1.0)
+    optimizer = SGD(0.5)
+
+    def replica_step() -> None:
+        optimizer.apply_gradients([(_replica_number(), variable)], skip_gradients_aggregation=True)
+
+    with pytest.raises(ReplicaDivergenceError, match=r"made outside of strategy\.scope\(\)\) .* would differ"):
+        way.compile(lambda: way.strategy.run(replica_step))()
+    assert float(variable.numpy()) == 1.0
+
+
+@pytest.mark.ways(modes=("eager", "compiled"), replicas=(1, 2, 4))
 @pytest.mark.parametrize("in_scope", [True, False])
 def test_cross_replica_context_sums_what_run_returned(way, in_scope):
     with way.strategy.scope():

@@ -370,12 +370,13 @@ class Optimizer:
         """
         if self._iterations is not None and not self._slots.missing(variables):
             return
+        ordered = order()  # here: `make`, as all replicas call it together, must not close over a replica's gradients
 
         def make() -> None:
             self._build_scalars()
             # Without listeners: tapes must not see the reads that initialize the slots.
             with within(listeners=()):
-                self._slots.build(variables, lambda: self._rate_at(self.iterations.read_value()), order())
+                self._slots.build(variables, lambda: self._rate_at(self.iterations.read_value()), ordered)
 
         once(make)
 

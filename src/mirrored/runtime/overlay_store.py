@@ -63,13 +63,16 @@ class OverlayStore(VariableStore):
     def flush(self, values: Sequence[Any]) -> None:
         """Assigns `values` to the staged variables in the underlying store, after the differentiation.
 
-        If there is no underlying store, and for a plain variable in an eager run, it replaces the stored value.
+        If there is no underlying store, and for a plain variable in an eager run that has not staged it, it replaces
+        the stored value.
 
         Args:
             values: The values, in the enclosing trace, of the tracers that `values` has returned, in the same order.
         """
         for ((_, replica), (variable, _, where)), value in zip(self._staged.items(), values, strict=True):
-            if self._below is None or (variable.device_assignment is None and not self._below.captures):
+            if self._below is None or not (
+                self._below.captures or variable.device_assignment is not None or self._below.is_assigned(variable)
+            ):
                 variable.store(value, shared=True)  # user code may hold the array: a donating step must copy it
             elif replica is None:
                 self._below.set_whole(variable, self._spread(variable, value), where)

@@ -100,12 +100,15 @@ class StagedAssignment(Bookkeeping):
         where: The line of the last assignment of each component.
         whole: The value for all replicas, which a merge has assigned, or which was joined from the components at a read
             and kept. None if a replica has assigned the variable since.
+        is_update: Whether replicas have assigned the update of an optimizer. It is computed from values that are equal
+            on all replicas, so an eager run, too, stages it and updates a plain variable once.
     """
 
     variable: VariableLike
     locals: list[Any]
     where: list[str]
     whole: Any = None
+    is_update: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

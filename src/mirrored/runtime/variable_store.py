@@ -13,8 +13,9 @@
 - `ScopeStore` (`mirrored.integrations.keras.scope_store`): for a Keras `StatelessScope`.
 
 Staged values reach the variables' storage only if the run or function succeeds. A failure leaves variables unchanged.
-There is one exception: in an eager run of several replicas, a plain variable (one of no strategy) has no staged values.
-If the run fails, the values assigned to it remain, except those that a failed merge has assigned.
+There is one exception: in an eager run of several replicas, a plain variable (one of no strategy) has no staged values,
+unless an optimizer updates it in the replicas. If the run fails, the values assigned to it remain, except those that a
+failed merge has assigned.
 """
 
 from __future__ import annotations
@@ -135,6 +136,9 @@ class VariableStore(StagedRollback):
     @abc.abstractmethod
     def set_local(self, variable: VariableLike, replica: int, value: jax.Array, where: str) -> None:
         """Assigns one local replica's value of a variable in this store, in replica context."""
+
+    def note_update(self, variable: VariableLike) -> None:
+        """Records that a replica has assigned the update of an optimizer, which is the same on all replicas."""
 
     @abc.abstractmethod
     def created(self, variable: VariableLike) -> None:
@@ -320,6 +324,9 @@ class ReplicaStore(VariableStore):
         entry.locals = [self.split(value, replica) for replica in range(self.num_local)]
         entry.where = [where] * self.num_local
         entry.whole = value
+
+    def note_update(self, variable: VariableLike) -> None:
+        self.staged[id(variable)].is_update = True
 
     def created(self, variable: VariableLike) -> None:
         if self.outer is not None:

@@ -278,7 +278,7 @@ class _Run:
                 continue
             if not analysis.same(atoms):
                 raise would_differ_error(entry.variable, entry.where, _how(analysis, atoms))
-            if entry.variable.device_assignment is None and entry.whole is None and self._reads(body, entry.variable):
+            if self._differs_eagerly(entry) and self._reads(body, entry.variable):
                 warn_of_assignment_per_replica(entry.variable, entry.where, self._device_assignment.num_replicas)
         returned = [(place, leaf) for place, leaf in enumerate(self._leaves) if leaf.is_array]
         for (place, leaf), atoms in zip(returned, outputs.results, strict=True):
@@ -290,6 +290,11 @@ class _Run:
                     structures.label_of(self._out_treedef, place), f"How the replicas' values diverge:\n{path}\n"
                 )
             leaf.is_replicated = False
+
+    @staticmethod
+    def _differs_eagerly(entry: StagedAssignment) -> bool:
+        """Returns whether the replicas of an eager run would assign the variable one after another."""
+        return entry.variable.device_assignment is None and entry.whole is None and not entry.is_update
 
     @staticmethod
     def _reads(body: Staged, variable: Any) -> bool:

@@ -38,12 +38,12 @@ def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
     """Returns the variable store of the current `run` or trace; None if the variable's own storage holds the value.
 
     In an eager run the replicas share a plain variable and run one after another. It has no copies to stage, so they
-    use its storage directly. The slots of an optimizer that was made outside of the scope are staged nevertheless: one
-    step must update them once.
+    use its storage directly. What an optimizer updates in the replicas is staged nevertheless, and so are the slots of
+    an optimizer that was made outside of the scope: one step must update them once.
     """
     store = here.store
-    if store is not None and not store.captures and variable.device_assignment is None and not variable.internal:
-        return None
+    if store is not None and variable.device_assignment is None and not variable.internal:
+        return store if store.captures or store.is_assigned(variable) else None
     return store
 
 
@@ -210,6 +210,8 @@ def assign_all(variables: Sequence[Variable], values: Sequence[object], *, aggre
 def _write(assignment: Assignment, value: object, here: Ambient, trace: Any) -> Any:
     variable = assignment.variable
     store = store_of(variable, here)
+    if not assignment.aggregates and here.replica is not None:
+        store = here.store
     _check_writable(variable, store, assignment.called, trace)
     check_strategy(variable, here, assignment.called)
     if isinstance(value, Mirrored):
@@ -301,6 +303,8 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
         term = _aggregated_alone(assignment, value) if alone else value
         new = assignment.combined(None if assignment.replaces else store.local(variable, index), term)
         store.set_local(variable, index, new, assignment.where)
+        if not assignment.aggregates:
+            store.note_update(variable)
         return store.local(variable, index)
     if variable.device_assignment is None and variable.is_sum_of_components:
         raise component_error(assignment.called, variable.name)
