@@ -206,7 +206,9 @@ def test_a_worker_without_any_data(tmp_path):
         ("later_variable", "DisagreementError", "variable 'rate' on worker 1"),
         ("same_names", "DisagreementError", "mirrored variable 'w' on worker 1"),
         ("plain_same_names", "DisagreementError", "variable 'w' on worker 1"),
-        ("other_variables", "DisagreementError", "worker 0 passed 2 variables named 'w', worker 1 passed 1"),
+        ("other_variables", "DisagreementError", "worker 0 passed 1 variable named 'w', worker 1 passed 0"),
+        ("updates_another", "DisagreementError", "worker 0 passed 1 variable named 'Variable', worker 1 passed 0"),
+        ("assigns_another", "DisagreementError", "compare mirrored variable 'w (number 2 of this name)'"),
         ("returned_number", "DisagreementError", "['loss'] on worker 1"),
         ("returned_argument", "DisagreementError", "values differ from those of worker 0"),
         (
@@ -240,6 +242,7 @@ def test_eager_replicas_of_several_workers_may_do_different_things(tmp_path):
     assert alone["in another order"] == [-1.0, -19.0, -3.0]
     assert [len(keys) for keys in alone["keys"]] == [2, 3, 2, 3]
     assert alone["given"] == [3, True, 0.5]
+    assert alone["unnamed"] == 18.0
     assert alone["sums"] == [5.0, 0.75]
     assert run("unlike_replicas", [1, 1], tmp_path, seconds=100) == [alone, alone]
 

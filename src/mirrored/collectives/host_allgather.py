@@ -116,7 +116,8 @@ def check_equal(called: str, values: Mapping[str, Any], *, rule: str, remedy: st
     if _Allgathers.trusted or not values:
         return
     own_digests = {name: digest(value) for name, value in values.items()}
-    all_digests = host_allgather(called, f"{called}: compare {', '.join(list(values)[:3])}", own_digests)
+    # Sorted, because workers may assign the same variables in other orders.
+    all_digests = host_allgather(called, f"{called}: compare {', '.join(sorted(values)[:3])}", own_digests)
     different = {
         name: [worker for worker, theirs in enumerate(all_digests) if theirs.get(name) != all_digests[0].get(name)]
         for name in dict.fromkeys(name for digests in all_digests for name in digests)

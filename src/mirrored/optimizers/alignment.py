@@ -57,11 +57,15 @@ def _of_all_workers(
     Every worker must reduce the same arrays in the same order. A variable without a gradient here may have one on
     another worker.
     """
-    names = distinct_names(variables.values(), _common_name)
-    counts = Counter(map(_common_name, variables.values()))
+    names = distinct_names(variables.values())
+    counts = Counter(one.common_name for one in variables.values() if one.number_of_name is None)
+    # Names with the number of a variable in the job are exact; others are those of the same variables on all workers
+    # only if all workers pass as many variables of the name.
     own = {
-        names[key]: [dtypes[key], _common_name(variable), counts[_common_name(variable)]]
-        for key, variable in variables.items()
+        names[key]: [dtypes[key], one.common_name, counts[one.common_name]]
+        if one.number_of_name is None
+        else [dtypes[key], names[key], 1]
+        for key, one in variables.items()
     }
     everyone = host_allgather(called, "which variables have gradients", own)
     found: dict[str, str | None] = {}
@@ -72,11 +76,6 @@ def _of_all_workers(
             _check_counts(called, [common for _, common, _ in theirs], [count for _, _, count in theirs])
     keys = {name: key for key, name in names.items()}
     return {keys[name]: dtype for name, dtype in found.items() if name in keys}
-
-
-def _common_name(variable: Variable) -> str:
-    """Returns the name by which all workers know a variable: the numbers in generated names can differ between them."""
-    return "Variable" if variable.numbered else variable.name
 
 
 def _check_counts(called: str, names: Sequence[str], counts: Sequence[int]) -> None:

@@ -377,7 +377,7 @@ class EagerRunner(ReplicaRunner):
 
     def _check_workers(self, entries: Sequence[StagedAssignment]) -> None:
         """Raises an error if the new value of a mirrored variable differs between processes."""
-        mirrored = [entry.variable for entry in entries if not entry.variable.per_replica]
+        mirrored: list[Any] = [entry.variable for entry in entries if not entry.variable.per_replica]
         names, device = distinct_names(mirrored), self._device_of(0)
         check_equal(
             "Strategy.run",

@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import numpy as np
 
-from mirrored._jax import caches
+from mirrored._jax import caches, distributed
 from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import check_fit, is_key, new_array
 from mirrored._jax.source_lines import user_line
@@ -232,6 +233,19 @@ def broadcast_initial(value: Any, name: str | None, device_assignment: DeviceAss
         if all(one[1] == gathered[0][1] for one in gathered):
             return new_array(host_value)
         return new_array(from_first(host_value, device_assignment))
+
+
+_numbers_in_job: Final[Counter[str]] = Counter()
+distributed.on_leave(_numbers_in_job.clear)
+
+
+def number_in_job(name: str) -> int:
+    """Returns the number, from 1, of a new variable among those of one name that all workers create together.
+
+    `broadcast_initial` has checked that all workers create a variable of this name now.
+    """
+    _numbers_in_job[name] += 1
+    return _numbers_in_job[name]
 
 
 def from_first(array: np.ndarray[Any, Any], device_assignment: DeviceAssignment) -> np.ndarray[Any, Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import abc
 import itertools
-import operator
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +25,7 @@ from mirrored.variables.former import forget_computed, restore_failed
 from mirrored.variables.state_lock import finish_step, lock, note_former, note_pending, state, thread
 
 if TYPE_CHECKING:
-    from mirrored.runtime.staged_values import VariableLike
     from mirrored.topology.device_assignment import DeviceAssignment
-
-_Named = TypeVar("_Named", bound="VariableLike")
 
 
 # Places values of variables: on all devices of the strategy, or on JAX's default device for plain variables.
@@ -145,21 +140,26 @@ def _is_committed(value: object) -> bool:
 _serials = itertools.count()
 
 
-def distinct_names(
-    variables: Iterable[_Named], name_of: Callable[[_Named], str] = operator.attrgetter("name")
-) -> dict[int, str]:
-    """Returns a dict from each variable's `id` to a name that is unique among the variables and equal on all workers.
+def distinct_names(variables: Iterable[VariableStorage]) -> dict[int, str]:
+    """Returns a name for each variable, by `id`, which no other of them has and which is the same on all workers.
 
-    Variables of one name are numbered in the order of their creation. `serial` itself can differ between workers: it
-    also counts the variables that a worker creates alone.
+    Several variables of one name are numbered: those that all workers have created together in the order of all of them
+    (`number_of_name`), so that workers may pass others of them; all others in the order of creation of those passed.
+    `serial` itself can differ between workers: it also counts the variables that a worker creates alone.
     """
-    numbers: Counter[str] = Counter()
-    names = {}
-    for variable in sorted(variables, key=lambda one: one.serial):
-        name = name_of(variable)
-        numbers[name] += 1
-        names[id(variable)] = name if numbers[name] == 1 else f"{name} (number {numbers[name]} of this name)"
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for variable in sorted(variables, key=lambda one: (one.number_of_name is None, one.serial)):
+        number = variable.number_of_name or 1
+        while (name := _with_number(variable.common_name, number)) in taken:
+            number += 1
+        taken.add(name)
+        names[id(variable)] = name
     return names
+
+
+def _with_number(name: str, number: int) -> str:
+    return name if number == 1 else f"{name} (number {number} of this name)"
 
 
 class VariableStorage(Awaiting):
@@ -175,6 +175,9 @@ class VariableStorage(Awaiting):
         component_shape: The shape of one copy or component of the value.
         dtype: The dtype.
         serial: A number that is larger for variables that were created later.
+        numbered: Whether the name is generated, with the number of unnamed variables that the process has created.
+        number_of_name: The number, from 1, of the variable among those of its common name that all workers of the job
+            have created together; None for a variable that a worker has created alone.
     """
 
     name: str
@@ -184,6 +187,13 @@ class VariableStorage(Awaiting):
     component_shape: tuple[int, ...]
     dtype: Any
     serial: int
+    numbered = False
+    number_of_name: int | None = None
+
+    @property
+    def common_name(self) -> str:
+        """The name by which all workers know the variable: the numbers in generated names can differ between them."""
+        return "Variable" if self.numbered else self.name
 
     @property
     @abc.abstractmethod

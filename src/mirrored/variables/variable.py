@@ -26,7 +26,7 @@ from mirrored.variables import access, copying
 from mirrored.variables.assignment import Assignment
 from mirrored.variables.component import VariableComponent, write_component
 from mirrored.variables.copying import Reference
-from mirrored.variables.creation import VariableMeta, broadcast_initial, evaluate_initial
+from mirrored.variables.creation import VariableMeta, broadcast_initial, evaluate_initial, number_in_job
 from mirrored.variables.display import html_of
 from mirrored.variables.open_shapes import ShapeOfValue
 from mirrored.variables.operators import VariableOperators
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class _Unnamed:
-    """Counts the variables without a name; the counts are equal on all workers of a job."""
+    """Counts the variables without a name that this process has created in its job."""
 
     numbers = itertools.count()
 
@@ -103,9 +103,6 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
     """Returns a new key and counter, ``uint32[3]``, for one training step of Keras; None unless it is a random stream.
     """
 
-    numbered = False
-    """Whether its name is generated, with the number of unnamed variables that the process has created."""
-
     share_of: Callable[[Any, Any], Any] | None = None
     """Returns a replica's component for one value that is assigned to all replicas, from the value and the replica's
     number. None: the rule of `aggregation`. Variables whose components must differ, such as seeds, set it."""
@@ -146,6 +143,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
         value = evaluate_initial(initial_value, dtype, name)
         if self.device_assignment is not None and self.device_assignment.spans_processes:
             value = broadcast_initial(value, name, self.device_assignment)
+            self.number_of_name = number_in_job(name or "Variable")
         declared = TensorShape(value.shape if shape is None else shape)
         _check_options(name, value.shape, declared, constraint)
         self._constraint = constraint

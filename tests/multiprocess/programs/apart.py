@@ -143,6 +143,19 @@ def other_variables() -> None:
     strategy.run(lambda: optimizer.apply_gradients([(jnp.ones(()), one) for one in variables[me:]]))
 
 
+def updates_another() -> None:
+    with strategy.scope():
+        variables = [mr.Variable(0.0) for _ in range(2)]
+        optimizer = mr.optimizers.SGD(1.0)
+    strategy.run(lambda: optimizer.apply_gradients([(jnp.ones(()), variables[me])]))
+
+
+def assigns_another() -> None:
+    with strategy.scope():
+        variables = [mr.Variable(0.0, name="w") for _ in range(2)]
+    strategy.run(lambda: variables[me].assign(1.0))
+
+
 def returned_number() -> None:
     strategy.run(lambda: {"loss": 0.5 + me}, out_specs=PartitionSpec())
 

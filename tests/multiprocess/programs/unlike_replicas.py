@@ -89,6 +89,23 @@ def _updates_in_another_order(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     return {"in another order": [variable.numpy()[0].item() for variable in variables]}
 
 
+def _generated_names(strategy: mr.MirroredStrategy) -> dict[str, Any]:
+    """A worker has created more variables without a name than the other, and they assign variables in other orders."""
+    for _ in range(jax.process_index()):
+        mr.Variable(0.0)
+    plain = mr.Variable(2.0)
+    with strategy.scope():
+        variables = [mr.Variable(0.0) for _ in range(4)]
+
+    def assign() -> None:
+        for variable in reversed(variables) if _replica() else variables:
+            variable.assign(plain * 2.0)
+
+    strategy.run(assign)
+    total = mr.function(lambda: strategy.run(lambda: plain + sum(variables)))()
+    return {"unnamed": float(strategy.experimental_local_results(total)[0])}
+
+
 def _under_a_tape(strategy: mr.MirroredStrategy) -> dict[str, Any]:
     """The tape of one replica records an all-reduce of arrays that the other one lacks."""
     with strategy.scope():
@@ -160,6 +177,7 @@ def outcome(strategy: mr.MirroredStrategy) -> dict[str, Any]:
         **_missing_gradients(strategy),
         **_updates_of_one_name(strategy),
         **_updates_in_another_order(strategy),
+        **_generated_names(strategy),
         **_under_a_tape(strategy),
         **_gathered_keys(strategy),
         **_equal_to_arguments(strategy),
