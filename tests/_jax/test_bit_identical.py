@@ -17,7 +17,7 @@ from jax.extend.core import primitives
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from mirrored._jax.bit_identical import jit, without_compiler_options
-from mirrored._jax.traces import eager, put_trace, swap_trace
+from mirrored._jax.traces import current_trace, eager, put_trace
 
 SOURCE = str(pathlib.Path(__file__).parents[2] / "src")
 
@@ -174,7 +174,8 @@ class Noting(jax.core.Trace):
 
 def test_compiler_options_are_taken_out_of_the_parameters_of_jit() -> None:
     trace, step = Noting(), jit(lambda x: x + 1.0, bit_identical=True)
-    before = swap_trace(trace)
+    before = current_trace()
+    put_trace(trace)
     try:
         step(1.0)
     finally:

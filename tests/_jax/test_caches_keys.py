@@ -41,11 +41,6 @@ def test_another_token_traces_again_and_the_same_does_not(counted):
     assert len(traces) == 3
 
 
-def test_swap_gives_what_was():
-    assert caches.swap("a") is None
-    assert caches.swap(None) == "a"
-
-
 def test_fresh_is_never_the_same(counted):
     function, traces = counted
     for _ in range(3):

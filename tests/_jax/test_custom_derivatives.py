@@ -18,7 +18,7 @@ from mirrored._jax.custom_derivatives import (
     reset_stores,
     stores_kept,
 )
-from mirrored._jax.traces import eager, put_trace, swap_trace
+from mirrored._jax.traces import current_trace, eager, put_trace
 
 X = jnp.arange(3.0)
 
@@ -71,7 +71,8 @@ class Receiving(jax.core.Trace):
 
 def received(call):
     trace = Receiving()
-    before = swap_trace(trace)
+    before = current_trace()
+    put_trace(trace)
     try:
         result = call()
     finally:

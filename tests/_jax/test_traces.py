@@ -98,8 +98,7 @@ def test_a_trace_is_replaced_and_put_back():
     @jax.jit
     def traced(x):
         here = traces.current_trace()
-        outer = traces.swap_trace(base)
-        assert outer is here
+        traces.put_trace(base)
         assert traces.is_eager()
         known = jnp.ones(2) + 1.0
         traces.put_trace(here)
@@ -124,7 +123,9 @@ def test_the_settings_of_a_trace_are_one_hashable_value():
 
 def test_the_settings_of_a_program_contain_no_token():
     before, bare = traces.trace_settings(), traces.program_settings()
-    previous, previous_replica = caches.swap("one"), caches.swap_replica("two")
+    previous, previous_replica = caches.current(), caches.replica_holder.value
+    caches.put("one")
+    caches.put_replica("two")
     try:
         with_tokens = traces.trace_settings()
         assert with_tokens != before
@@ -152,7 +153,8 @@ def test_traces_with_one_identity_share_traces_of_jitted_functions():
             trace = Passing()
             if share:
                 traces.share_identity(trace)
-            before = traces.swap_trace(trace)
+            before = traces.current_trace()
+            traces.put_trace(trace)
             try:
                 jitted(X)
             finally:

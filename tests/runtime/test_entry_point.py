@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -13,6 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 import mirrored as mr
+import mirrored.tf as tf
 from interrupts import acted_at
 from mirrored._jax.traces import is_eager, put_trace, thread_state
 from mirrored.runtime import ambient as ambient_module
@@ -20,6 +25,8 @@ from mirrored.runtime.ambient import ambient
 
 # Where thread-local state is replaced: JAX's current trace, the context, and the blocks that do it.
 FILES = {inspect.getfile(one) for one in (jax.extend.core.Primitive, ambient_module, contextlib)}
+
+SOURCE = str(Path(mr.__file__).parent)
 
 
 def interrupt() -> None:
@@ -75,6 +82,90 @@ def test_what_is_outside_of_a_run() -> None:
     check_everywhere(lambda: tape.gradient(loss, w), 7)
     check_everywhere(lambda: strategy.reduce("SUM", per_replica, axis=None), 7)
     check_everywhere(lambda: optimizer.apply_gradients([(ones, w)]), 29)
+
+
+def _in_a_tape(kind: type[mr.GradientTape]) -> None:
+    with kind() as tape:
+        tape.watch(jnp.ones(3))
+        with tape.stop_recording():
+            pass
+
+
+def _in_a_forward_accumulator() -> None:
+    with tf.autodiff.ForwardAccumulator(x := jnp.ones(3), x):
+        pass
+
+
+def _in_scopes(strategy: mr.Strategy) -> None:
+    with strategy.scope(), tf.init_scope():
+        pass
+
+
+def _in_an_operation() -> None:
+    x = jnp.ones(3)
+    with mr.GradientTape() as tape:
+        tape.watch(x)
+        before = _state()
+        try:
+            jax.nn.relu(x * x).sum()
+        finally:
+            assert _state() == before
+
+
+def _state() -> tuple[Any, ...]:
+    return ambient(), *thread_state()
+
+
+def _interrupted(place: int, call: Callable[[], object]) -> BaseException | None:
+    """Makes a call with an interrupt where CPython may deliver one in mirrored; returns it, None after the last place.
+
+    These places are the beginning of a function and the instruction after a call of a function that is written in C.
+    Before the first instruction of `__exit__`, nothing can handle it.
+    """
+    left = [place]
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if not frame.f_code.co_filename.startswith(SOURCE) or event not in ("call", "c_return"):
+            return
+        if event == "c_return" or frame.f_code.co_name != "__exit__":
+            left[0] -= 1
+            if left[0] < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno} {event}")
+
+    gc.disable()  # Python ignores exceptions in `__del__`
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return None
+
+
+@pytest.mark.parametrize("kind", ["operation"])
+def test_an_interrupt_at_the_entry_or_exit_of_a_block(kind: str) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    blocks = {
+        "tape": lambda: _in_a_tape(mr.GradientTape),
+        "accumulator": _in_a_forward_accumulator,
+        "scopes": lambda: _in_scopes(strategy),
+        "operation": _in_an_operation,
+    }
+    block = blocks[kind]
+    block()
+    before, held = _state(), []
+    for place in itertools.count():
+        held.append(_interrupted(place, block))  # as a notebook does: with the frames, also unfinished generators
+        assert _state() == before, held[-1]
+        if held[-1] is None:
+            break
+    held.clear()
+    gc.collect()
+    assert _state() == before
+    assert place > 20
 
 
 def test_a_call_ends_the_state_that_an_interrupt_outside_of_it_has_left() -> None:

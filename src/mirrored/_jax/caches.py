@@ -95,23 +95,7 @@ def current() -> Hashable:
     return token
 
 
-def swap(token: Hashable) -> Hashable:
-    """Sets the token that this thread adds to the keys of JAX's tracing caches; returns the previous token."""
-    previous: Hashable = holder.value
-    holder.set_local(token)
-    return previous
-
-
 put: Callable[[Hashable], None] = holder.set_local
-
-
-def swap_replica(token: Hashable) -> Hashable:
-    """Sets the token of this thread's replica in the keys of JAX's tracing caches; returns the previous token."""
-    previous: Hashable = replica_holder.value
-    replica_holder.set_local(token)
-    return previous
-
-
 put_replica: Callable[[Hashable], None] = replica_holder.set_local
 
 
@@ -126,14 +110,34 @@ def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
     replica_holder.set_local(replica_token)
 
 
-@contextmanager
-def using(token: Hashable) -> Iterator[None]:
-    """Adds `token` to the keys of JAX's tracing caches in this thread during a ``with`` block."""
-    previous = swap(token)
-    try:
-        yield
-    finally:
-        put(previous)
+class using:
+    """Context manager that adds `token` to the keys of JAX's tracing caches in this thread.
+
+    An interrupt at its entry or exit, such as Ctrl-C, restores the tokens. A generator would not do: what interrupts
+    the entry after its ``yield`` does not end it. `without_replica` omits the token of this thread's replica, too.
+    """
+
+    __slots__ = ("_previous", "_token", "_without_replica")
+
+    def __init__(self, token: Hashable, *, without_replica: bool = False) -> None:
+        self._token, self._without_replica = token, without_replica
+
+    def __enter__(self) -> None:
+        self._previous = holder.value, replica_holder.value
+        try:
+            put(self._token)
+            if self._without_replica:
+                put_replica(None)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            put(self._previous[0])
+        finally:
+            if self._without_replica:
+                put_replica(self._previous[1])
 
 
 class _TapeToken:
@@ -206,13 +210,13 @@ _sharing: ContextVar[_Sharing | None] = ContextVar("mirrored.sharing", default=N
 @contextmanager
 def fresh() -> Iterator[None]:
     """Isolates JAX's tracing caches in a ``with`` block: the block reuses no older trace and leaves none behind."""
-    sharing = _Sharing()
-    outer = _sharing.set(sharing)
+    sharing, outer = _Sharing(), _sharing.get()
     try:
+        _sharing.set(sharing)
         with using(sharing.new_token()):
             yield
     finally:
-        _sharing.reset(outer)
+        _sharing.set(outer)
         # Otherwise JAX's caches would keep the helpers' jaxprs under tokens that are never looked up again: 0.75 MB per
         # model.
         forget_tokens(sharing.tokens)
@@ -325,8 +329,8 @@ def for_replica(own: Hashable) -> Iterator[None]:
         own: The replica's token.
     """
     previous: Hashable = replica_holder.value
-    resume_replica(own)
     try:
+        resume_replica(own)
         yield
     finally:
         replica_holder.set_local(previous)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -40,11 +40,13 @@ def is_eager() -> bool:
     return _core.trace_ctx.is_top_level()
 
 
-@contextmanager
-def eager() -> Iterator[None]:
+eval_trace: Trace = _core.eval_trace
+"""The JAX trace that executes primitives immediately."""
+
+
+def eager() -> AbstractContextManager[None]:
     """Executes primitives immediately during a ``with`` block, even inside a JAX trace or a tape."""
-    with _core.eval_context():
-        yield
+    return WithinTrace(eval_trace)
 
 
 def belongs_to(value: object, trace: object) -> bool:
@@ -85,12 +87,8 @@ def program_settings() -> Any:
     """
     if caches.holder.value is None and caches.replica_holder.value is None:
         return trace_settings()
-    token, replica_token = caches.swap(None), caches.swap_replica(None)
-    try:
+    with caches.using(None, without_replica=True):
         return trace_settings()
-    finally:
-        caches.put(token)
-        caches.put_replica(replica_token)
 
 
 def canonical_dtype(dtype: DTypeLike) -> Any:
@@ -112,14 +110,38 @@ def keeps_dtype(dtype: DTypeLike) -> bool:
     return is_allowed or bool(canonical_dtype(dtype) == dtype)
 
 
-def swap_trace(trace: Trace | None) -> Any:
-    """Makes `trace` the current JAX trace of this thread, and returns the previous one."""
-    previous = _core.trace_ctx.trace
-    _core.trace_ctx.set_trace(trace)
-    return previous
-
-
 put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
+
+
+class WithinTrace:
+    """Context manager that makes a JAX trace the current one, and can remove this thread's token of `_jax.caches`.
+
+    An exception between any two instructions of it, such as Ctrl-C, leaves neither replaced. A generator would not do:
+    what interrupts the entry after its ``yield`` does not end it.
+    """
+
+    __slots__ = ("_previous", "_removes_token", "_token", "_trace")
+
+    def __init__(self, trace: Trace | None, *, removes_token: bool = False) -> None:
+        self._trace = trace
+        self._removes_token = removes_token
+
+    def __enter__(self) -> None:
+        self._previous, self._token = _core.trace_ctx.trace, caches.holder.value
+        try:
+            put_trace(self._trace)
+            if self._removes_token:
+                caches.put(None)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            put_trace(self._previous)
+        finally:
+            if self._removes_token:
+                caches.put(self._token)
 
 
 class TraceState(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeGuard
 
 import jax
@@ -291,13 +292,9 @@ class Walk:
         cotangents, keep = dict(seeds), frozenset(wanted)
         self._lost = {}
         # The backward pass is not part of the tape, so JAX's cached traces are shared with code outside of tapes.
-        token = caches.swap(None) if is_eval(self._trace) else None
-        try:
+        with caches.using(None) if is_eval(self._trace) else nullcontext():
             for record in self._records():
                 self._step(record, cotangents, keep)
-        finally:
-            if is_eval(self._trace):
-                caches.put(token)
         for key in keep:
             if key in self._lost:
                 raise self._lost[key].error()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -135,13 +134,15 @@ def is_deriving() -> bool:
     return _thread.deriving > 0
 
 
-@contextmanager
-def _deriving() -> Iterator[None]:
-    _thread.deriving += 1
-    try:
-        yield
-    finally:
-        _thread.deriving -= 1
+class _Deriving:
+    """Context manager of `is_deriving`; a generator would not end it if its entry is interrupted."""
+
+    def __enter__(self) -> None:
+        self._before = _thread.deriving
+        _thread.deriving = self._before + 1
+
+    def __exit__(self, *_: object) -> None:
+        _thread.deriving = self._before
 
 
 class Operation:
@@ -189,18 +190,12 @@ class Operation:
         share it. But a custom derivative rule may call a jitted helper that reads the replica id, so those rules are
         derived under the replica's token.
         """
-        token, replica_token = caches.swap(None), caches.swap_replica(None)
-        if self.custom_calls is not CustomCalls.NONE:
-            caches.put_replica(replica_token)
-        try:
+        with caches.using(None, without_replica=self.custom_calls is CustomCalls.NONE):
             key = (avals, watched, context_key())
             rule = self._rules.get(key)
             if rule is None:
-                with _deriving():
+                with _Deriving():
                     rule = self._rules[key] = Rule(self, avals, watched)
-        finally:
-            caches.put(token)
-            caches.put_replica(replica_token)
         return rule
 
 
@@ -303,7 +298,7 @@ class Rule:
         """Returns the backward program for the case that only the results marked in `present` have a cotangent."""
         found = self._backward.get(present)
         if found is None:
-            with _deriving():
+            with _Deriving():
                 found = self._backward[present] = self._pull_program(present)
         return found
 

@@ -11,7 +11,7 @@ values of the parent, and the tape tracks them by identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,16 @@ from mirrored._jax.closures import custom_calls, embedded_arrays
 from mirrored._jax.custom_derivatives import binder, has_rule_of_jax, is_from_jax
 from mirrored._jax.inlining import program_of
 from mirrored._jax.jaxprs import aval_of
-from mirrored._jax.traces import Trace, is_eval, is_eval_below, put_trace, share_identity, swap_trace, trace_below_tapes
+from mirrored._jax.traces import (
+    Trace,
+    WithinTrace,
+    current_trace,
+    is_eval,
+    is_eval_below,
+    put_trace,
+    share_identity,
+    trace_below_tapes,
+)
 from mirrored._typing import Operand
 from mirrored.tape import calls, catalogue, merging
 from mirrored.tape.no_derivative import Key
@@ -213,18 +222,21 @@ class TapeTrace(Trace):  # type: ignore[misc]
 
     def perform(self, operation: Operation, values: list[Any], keys: list[Key], watched: tuple[int, ...]) -> list[Any]:
         """Runs the forward program of an operation on tracked operands, and records the operation."""
-        previous, token = swap_trace(self.parent), None
-        if self.eager:
-            token = caches.swap(None)
-        try:
+        previous, token = current_trace(), caches.current()
+        try:  # before the replacement of either: an interrupt may come between any two calls
+            put_trace(self.parent)
+            if self.eager:
+                caches.put(None)
             rule = operation.rule(tuple([aval_of(value) for value in values]), watched)
             if not rule.any_tracked:
                 return run_under(self.parent, operation, values)
             results = run_under(self.parent, rule.forward, values)
         finally:
-            put_trace(previous)
-            if self.eager:
-                caches.put(token)
+            try:
+                put_trace(previous)
+            finally:
+                if self.eager:
+                    caches.put(token)
         if rule.passes:
             record: Record = AliasRecord(keys, watched)
         elif rule.lost:
@@ -289,14 +301,17 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self, operation: Operation, values: tuple[Any, ...], keys: tuple[Key, ...], watched: tuple[int, ...]
     ) -> Any:
         """Runs an operation with one result and records it, on the fast path of a recording eager tape."""
-        put_trace(self.parent)
-        token = caches.swap(None)
-        try:
+        token = caches.current()
+        try:  # as in `perform`
+            put_trace(self.parent)
+            caches.put(None)
             rule = _quick_rules.find(operation, values, watched)
             results: Sequence[Any] = rule.forward.jitted(*values) if rule.is_plain else ()
         finally:
-            put_trace(self)
-            caches.put(token)
+            try:
+                put_trace(self)
+            finally:
+                caches.put(token)
         if not results:
             return self.perform(operation, list(values), list(keys), watched)[0]
         record: Record = (
@@ -381,38 +396,25 @@ class TapeTrace(Trace):  # type: ignore[misc]
         with self.as_current():
             return stand_in.resolved()
 
-    @contextmanager
-    def under_parent(self) -> Iterator[None]:
+    def under_parent(self) -> AbstractContextManager[None]:
         """Suspends recording in a ``with`` block, which runs under the JAX trace that encloses this tape.
 
         If that trace is eager, no tape sees the operations, so the block also runs without the token that keeps JAX's
         cached traces under tapes apart (`_jax.caches`).
         """
-        previous = swap_trace(self.parent)
-        token = caches.swap(None) if self.eager else None
-        try:
-            yield
-        finally:
-            put_trace(previous)
-            if self.eager:
-                caches.put(token)
+        return WithinTrace(self.parent, removes_token=self.eager)
 
-    @contextmanager
-    def as_current(self) -> Iterator[None]:
+    def as_current(self) -> AbstractContextManager[None]:
         """Makes this tape's trace the current JAX trace for a ``with`` block."""
-        previous = swap_trace(self)
-        try:
-            yield
-        finally:
-            put_trace(previous)
+        return WithinTrace(self)
 
     @contextmanager
     def touching(self) -> Iterator[dict[Key, None]]:
         """Suspends recording for a ``with`` block, and collects the keys of the tracked values that the block uses."""
         before = self.touched
         touched: dict[Key, None] = {}
-        self.touched = touched
         try:
+            self.touched = touched
             with self.as_current():
                 yield touched
         finally:
@@ -435,16 +437,13 @@ def run_under(trace: Trace, operation: Operation, values: Sequence[Any]) -> list
 
     An eager trace runs it compiled, a tape records it, and any other trace inlines it into its program.
     """
-    if is_eval(trace):
-        previous = swap_trace(trace)
-        try:
-            return operation.jitted(*[payload_of(value) for value in values])
-        finally:
-            put_trace(previous)
     if isinstance(trace, TapeTrace):
         return trace.apply(operation, values)
-    previous = swap_trace(trace)
+    previous = current_trace()
     try:
+        put_trace(trace)
+        if is_eval(trace):
+            return operation.jitted(*[payload_of(value) for value in values])
         return list((operation.jitted if is_eval_below(trace) else operation.function)(*values))
     finally:
         put_trace(previous)

@@ -22,7 +22,6 @@ from mirrored._jax.traces import (
     is_eval,
     is_eval_below,
     put_trace,
-    swap_trace,
     trace_below_tapes,
 )
 from mirrored._typing import Array, HostArray
@@ -96,8 +95,8 @@ def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
         parent = trace_below_tapes(trace)
         if parent is trace or parent is None:
             return _marked(trace_state(), trace)
-        swap_trace(parent)
         try:
+            put_trace(parent)
             return _marked(trace_state(), parent)
         finally:
             put_trace(trace)
