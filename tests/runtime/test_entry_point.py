@@ -145,7 +145,7 @@ def _interrupted(place: int, call: Callable[[], object]) -> BaseException | None
     return None
 
 
-@pytest.mark.parametrize("kind", ["operation"])
+@pytest.mark.parametrize("kind", ["tape", "accumulator", "scopes", "operation"])
 def test_an_interrupt_at_the_entry_or_exit_of_a_block(kind: str) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     blocks = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from mirrored._jax.source_lines import hides_frames, is_interrupt
-from mirrored._jax.traces import eager, restore_thread_state, thread_state
-from mirrored.runtime.ambient import thread, within
+from mirrored._jax.traces import current_trace, eval_trace, put_trace, restore_thread_state, thread_state
+from mirrored.runtime.ambient import thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,11 +43,39 @@ def entry_point(function: F) -> F:
     return hides_frames(restoring(function))
 
 
-@contextmanager
-def outside_of_everything() -> Iterator[None]:
+class _EagerlyWithin:
+    """Context manager of `eagerly_within`; an interrupt, such as Ctrl-C, at its entry or exit restores both.
+
+    A generator would not do: what interrupts the entry after its ``yield`` does not end it, and Python may finalize it
+    much later, when it would replace the context of that moment.
+    """
+
+    def __init__(self, changes: dict[str, Any]) -> None:
+        self._changes = changes
+
+    def __enter__(self) -> None:
+        self._context, self._trace = thread.current, current_trace()
+        try:
+            put_trace(eval_trace)
+            thread.current = self._context.fork(**self._changes)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            put_trace(self._trace)
+        finally:
+            thread.current = self._context
+
+
+def eagerly_within(**changes: Any) -> AbstractContextManager[None]:
+    """Executes primitives immediately, and changes fields of this thread's context, during a ``with`` block."""
+    return _EagerlyWithin(changes)
+
+
+def outside_of_everything() -> AbstractContextManager[None]:
     """Leaves this thread's scopes, runs, tapes and traces in a ``with`` block, so that assignments run immediately."""
-    with (
-        within(strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, interceptor=None),
-        eager(),
-    ):
-        yield
+    return eagerly_within(
+        strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, interceptor=None
+    )

@@ -141,7 +141,7 @@ def watch_imports() -> Finder | None:
 
 def end_watching(finder: Finder | None) -> None:
     """Removes the import hook that `watch_imports` has installed."""
-    if finder is not None:
+    if finder in sys.meta_path:  # not after an interrupt of the first call
         sys.meta_path.remove(finder)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,13 +15,13 @@ from jax import lax
 
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.local_collectives import register_eager_implementations, replica_gather, replica_sum
-from mirrored._jax.traces import eager
 from mirrored._jax.trees import Structure
 from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
 from mirrored.errors import MergeError, TapeError
 from mirrored.runtime.ambient import ReadListener, ambient, within
+from mirrored.runtime.entry_point import eagerly_within
 from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
 from mirrored.runtime.merge import Given, Merge, is_outside, run_merge
 from mirrored.runtime.rollback import with_rollback
@@ -364,10 +365,8 @@ def _components_in_run(runner: ReplicaRunner, value: object) -> Sequence[Any]:
 # their eager values also stand for those of the replicas on the other devices.
 
 
-@contextlib.contextmanager
-def _eagerly(store: VariableStore | None) -> Iterator[None]:
-    with eager(), within(store=store, runner=None):
-        yield
+def _eagerly(store: VariableStore | None) -> AbstractContextManager[None]:
+    return eagerly_within(store=store, runner=None)
 
 
 def _group_outside(runner: ReplicaRunner, components: Sequence[Any]) -> PerReplica:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mirrored.errors import ContextError
 from mirrored.runtime import hooks
-from mirrored.runtime.ambient import Ambient, ambient, replace_current
+from mirrored.runtime.ambient import Ambient, ambient, thread
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -27,11 +27,31 @@ class Scope(AbstractContextManager["Strategy"]):
         # The default strategy is current outside any scope, too. There, and in its scope, code is in replica context.
         opened = () if self._strategy.device_assignment is None else (self._strategy,)
         inside = before.fork(strategies=(*before.strategies, *opened))
-        replace_current(inside)
-        self._open.append((before, inside, hooks.watch_imports()))
-        return self._strategy
+        depth, finder = len(self._open), None
+        try:
+            finder = hooks.watch_imports()
+            self._open.append((before, inside, finder))
+            thread.current = inside
+            return self._strategy
+        except BaseException:  # an interrupt, such as Ctrl-C: the block does not run, so that nothing would end it
+            thread.current = before
+            del self._open[depth:]
+            hooks.end_watching(finder)
+            raise
 
     def __exit__(self, *exception: object) -> None:
+        depth = None
+        try:
+            depth = len(self._open)
+            self._close()
+        except ContextError:
+            raise
+        except BaseException:  # an interrupt, such as Ctrl-C
+            if depth is None or len(self._open) == depth:  # before the scope was closed
+                self._close()
+            raise
+
+    def _close(self) -> None:
         here = ambient()
         if not self._open:
             raise _nesting_error(
@@ -46,10 +66,12 @@ class Scope(AbstractContextManager["Strategy"]):
             raise _nesting_error(
                 "Strategy scope nesting error", "another scope inside it is still open, or it is open in another thread"
             )
-        self._open.pop()
-        hooks.end_watching(finder)
         # Restores only the strategies: a tape that was opened inside the scope may still be recording.
-        replace_current(here.fork(strategies=before.strategies))
+        outside = here.fork(strategies=before.strategies)
+        try:
+            hooks.end_watching(finder)
+        finally:
+            thread.current, self._open[-1:] = outside, ()  # no interrupt comes between two assignments
 
 
 def _nesting_error(kind: str, found: str) -> ContextError:

@@ -89,18 +89,29 @@ class ForwardAccumulator:
                 rule="only one `with` block at a time can use an accumulator",
                 remedy="use a second ForwardAccumulator for the inner block",
             )
-        self._recording = True
         self._around = tuple(one for one in ambient().listeners if isinstance(one, _ForwardTape))
-        self._tape.__enter__()
-        self._tape.watch(self._primals)
-        return self
+        try:
+            self._recording = True
+            self._tape.__enter__()
+            self._tape.watch(self._primals)
+            return self
+        except BaseException:  # an interrupt, such as Ctrl-C: the block does not run, so that nothing would end it
+            self._recording = False
+            if self._tape.is_recording:
+                self._tape.__exit__(None, None, None)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """Stops recording; the records remain available to `jvp`."""
-        self._recording = False
-        self._tape.__exit__(kind, error, where)
+        try:
+            self._recording = False
+            self._tape.__exit__(kind, error, where)
+        except BaseException:  # an interrupt, such as Ctrl-C
+            if self._tape.is_recording:
+                self._tape.__exit__(kind, error, where)
+            raise
 
     def jvp(
         self, primals: PyTree, unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE

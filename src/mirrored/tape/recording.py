@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,10 +14,20 @@ import jax.numpy as jnp
 from mirrored._jax import caches
 from mirrored._jax.boxes import STAND_INS, ReadTracer
 from mirrored._jax.jaxprs import aval_of
-from mirrored._jax.traces import Trace, current_trace, is_cut_off, is_staging, is_staging_above, parent_of, put_trace
+from mirrored._jax.traces import (
+    Trace,
+    current_trace,
+    is_cut_off,
+    is_staging,
+    is_staging_above,
+    parent_of,
+    put_trace,
+    restore_thread_state,
+    thread_state,
+)
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, TapeError
-from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
+from mirrored.runtime.ambient import ReadableVariable, ambient, listen, thread, unlisten
 from mirrored.tape.backward import (
     announced,
     is_array,
@@ -62,21 +72,34 @@ class Recording:
                 rule="only one `with` block at a time can use a tape; it can be entered again after that block",
                 remedy="use a second GradientTape for the inner block",
             )
-        self._entered = True
         if self._used:  # The gradient has freed the records: it ended that recording, and another one begins.
             self._used = False
             self._recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
-        self._start()
-        return self
+        context, state = thread.current, thread_state()
+        try:
+            self._entered = True
+            self._start()
+            return self
+        except BaseException:  # an interrupt, such as Ctrl-C: the block does not run, so that nothing would end it
+            self._entered = False
+            self._trace.leave()
+            thread.current = context
+            restore_thread_state(state)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """Stops recording. The records are kept, even if an exception ended the block."""
-        self._entered = False
-        # Also if it records no more: a function that raised after `gradient` had stopped the tape has restored the
-        # trace and the listeners from before its call (`restoring`).
-        self._stop()
+        try:
+            self._entered = False
+            # Also if it records no more: a function that raised after `gradient` had stopped the tape has restored the
+            # trace and the listeners from before its call (`restoring`).
+            self._stop()
+        except BaseException:  # an interrupt, such as Ctrl-C
+            self._entered = False
+            self._stop()
+            raise
 
     def _start(self) -> None:
         above = self._traces_above()
@@ -113,13 +136,12 @@ class Recording:
             parent, token = self._trace.parent, self._trace.outer_token
             while isinstance(parent, TapeTrace) and parent.recorder is None:
                 parent, token = parent.parent, parent.outer_token
-            put_trace(parent)
             caches.leave_tape(token)
+            put_trace(parent)  # last: after an interrupt, `_stop` is called again, while this trace is current
         else:
             caches.renew_if_read()
 
-    @contextmanager
-    def stop_recording(self) -> Iterator[None]:
+    def stop_recording(self) -> AbstractContextManager[None]:
         """Pauses recording during a ``with`` block, so that no gradient flows through the block's operations.
 
         Raises:
@@ -146,18 +168,7 @@ class Recording:
                 rule="stop_recording can be called only inside the tape's block, while it records",
                 remedy="remove the call: outside its block, a tape does not record",
             )
-        self._stop()
-        # A variable whose value is tracked may get another one in the block, which has no derivative (`on_write`).
-        listens = bool(self._recorder.reassigned)
-        if listens:
-            listen(self)
-        try:
-            yield
-        finally:
-            if listens:
-                unlisten(self)
-            if self._entered:
-                self._start()
+        return _Paused(self)
 
     def reset(self) -> None:
         """Discards everything that the tape has recorded and watched, and continues recording.
@@ -285,6 +296,40 @@ class Recording:
         It is called before a per-replica value is split into its components.
         """
         return self._trace.recorder is not None and self._recorder.key_of(value, self._trace) is not None
+
+
+class _Paused:
+    """Context manager of `stop_recording`; a generator would not resume the tape if its entry is interrupted."""
+
+    def __init__(self, tape: Recording) -> None:
+        self._tape = tape
+
+    def __enter__(self) -> None:
+        tape = self._tape
+        context, state, recorder = thread.current, thread_state(), tape._trace.recorder
+        try:
+            tape._stop()
+            # A variable whose value is tracked may get another one in the block, which has no derivative (`on_write`).
+            if tape._recorder.reassigned:
+                listen(tape)
+        except BaseException:  # an interrupt, such as Ctrl-C: the block does not run, so that nothing would end it
+            tape._trace.recorder = recorder
+            thread.current = context
+            restore_thread_state(state)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._resume()
+        except BaseException:  # an interrupt, such as Ctrl-C
+            self._tape._stop()
+            self._resume()
+            raise
+
+    def _resume(self) -> None:
+        unlisten(self._tape)
+        if self._tape._entered:
+            self._tape._start()
 
 
 def _with_parents(trace: Trace | None) -> Iterator[Trace]:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import jax
 
-from mirrored._jax.traces import eager
 from mirrored.errors import DeviceError
-from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.ambient import ambient
+from mirrored.runtime.entry_point import eagerly_within
 from mirrored.tf._config import LogicalDevice, get_soft_device_placement
 from mirrored.tf._device_spec import DeviceSpec
 from mirrored.topology.device_assignment import parse_name, resolve_device
@@ -63,13 +63,10 @@ def _found(device_name: str | jax.Device | LogicalDevice) -> jax.Device | None:
         return None
 
 
-@contextlib.contextmanager
-def init_scope() -> Iterator[None]:
+def init_scope() -> contextlib.AbstractContextManager[None]:
     """A context manager whose block runs eagerly, even while `tf.function` traces (`tf.init_scope`).
 
     The block reads and assigns the current values of variables.
     """
     store = ambient().store
-    outside = {"store": None} if store is not None and store.captures else {}
-    with eager(), within(**outside):
-        yield
+    return eagerly_within(**{"store": None} if store is not None and store.captures else {})
