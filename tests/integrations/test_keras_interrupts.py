@@ -35,10 +35,12 @@ class Counting(keras.layers.Layer):  # type: ignore[misc]
         return x @ self.kernel
 
 
-def model_of(devices: int, replicas: int, deterministic: bool = False, **options: Any) -> Any:
+def model_of(
+    devices: int, replicas: int, deterministic: bool = False, model_class: Any = keras.Sequential, **options: Any
+) -> Any:
     strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas, deterministic=deterministic)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((2,)), Counting()])
+        model = model_class([keras.Input((2,)), Counting()])
         model.compile(keras.optimizers.SGD(1.0, momentum=0.5), lambda y, predicted: predicted - y, **options)
     return model
 
@@ -231,6 +233,42 @@ def test_an_assignment_in_a_batch_callback_holds(assigning):
     assert float(model.layers[0].steps.value) == int(optimizer.iterations.value) == 4
     # SGD has moved the kernel by -1, and from then on the velocity halves.
     np.testing.assert_allclose(model.layers[0].kernel.numpy(), np.full((2, 1), -1.0 - 0.5 - 0.25 - 0.125))
+
+
+class Norm(keras.Sequential):  # type: ignore[misc]
+    """A model whose step reads its weights, which are not among the values that Keras passes to the metrics."""
+
+    def compute_metrics(self, *batch: Any, **named: Any) -> Any:
+        norm = sum(keras.ops.sum(variable) for variable in (*self.weights, *self.optimizer.variables) if variable.shape)
+        return {**super().compute_metrics(*batch, **named), "norm": norm}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"run_eagerly": True, "jit_compile": False}, {"steps_per_execution": 2}],
+    ids=["compiled", "eager", "two steps"],
+)
+@pytest.mark.parametrize("assigned", [False, True])
+@pytest.mark.first(2)
+def test_a_step_that_reads_variables_leaves_the_newest_values_to_the_callbacks(assigned, options):
+    model = model_of(2, 2, model_class=Norm, **options)
+    kernel, sizes, seen = model.layers[0].kernel, (4, 4, 2, 2, 4, 4), []
+
+    def end(batch: int, logs: Any) -> None:
+        if assigned and batch == 1:
+            kernel.assign(np.full((2, 1), 100.0))
+        elif assigned or batch > 3:
+            seen.append(float(kernel.numpy()[0, 0]))
+
+    batches = ((X[:size], Y[:size]) for size in sizes)
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=end)]
+    model.fit(batches, steps_per_epoch=len(sizes), shuffle=False, verbose=0, callbacks=callbacks)
+    if assigned:
+        assert int(model.optimizer.iterations.value) == float(model.layers[0].steps.value) == 6
+        assert 85 < float(kernel.numpy()[0, 0]) == seen[-1] < 100
+    else:
+        assert check(model) == 6
+        assert seen[-1] == kernel.numpy()[0, 0]
 
 
 def test_weights_that_were_set_are_not_undone_by_a_batch_that_fails():

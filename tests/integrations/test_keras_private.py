@@ -130,6 +130,10 @@ def test_stateless_scopes_are_seen() -> None:
     assert not private.in_stateless_scope()
     with keras.StatelessScope():
         assert private.in_stateless_scope(), "stateless calls assign variables"
+        found: list[bool] = []
+        private.call_outside_of_stateless_scopes(lambda: found.append(private.in_stateless_scope()))
+        assert found == [False], "values of a loop become updates of a stateless call"
+        assert private.in_stateless_scope()
 
 
 def test_layers_and_optimizers_track_variables() -> None:

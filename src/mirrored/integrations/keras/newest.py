@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import starmap
@@ -23,6 +24,7 @@ from mirrored._typing import PyTree
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.drawing import DrawingStep, EagerStep
 from mirrored.integrations.keras.private import (
+    call_outside_of_stateless_scopes,
     has_loop_state,
     keras_state,
     regroup_loop_state,
@@ -43,7 +45,7 @@ _NEWEST: Final = "_mirrored_newest"
 # The groups in the state of `fit`, `evaluate` and `predict`, by their number.
 _GROUPS_OF: Final = {4: GROUPS, 3: (*GROUPS[:2], GROUPS[3]), 2: GROUPS[:2]}
 GROUPS_OF_STEP: Final = {"train": _GROUPS_OF[4], "test": _GROUPS_OF[3], "predict": _GROUPS_OF[2]}
-_CARRIED: Final = "_mirrored_carried"
+_CARRYING: Final = "_mirrored_carrying"
 _JITTED: Final = type(jax.jit(lambda: None))
 
 
@@ -58,7 +60,8 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(step_function, _JITTED):
             step = EagerStep(step_function)
             named = functools.partial(_named, self)
-            return make(self, SameResults(step, name, named) if spans else step, *args, **kwargs)
+            steps = make(self, SameResults(step, name, named) if spans else step, *args, **kwargs)
+            return _withholding_again(self, steps)
         protected: Callable[[Any], Any] = _itself
         if strategy is not None:
             # Keras jits a bound method, such as `self.train_step`. JAX finds programs by equality of functions, and the
@@ -67,9 +70,28 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
             step_function.clear_cache()  # type: ignore[attr-defined]
             newest = vars(self).setdefault(_NEWEST, deque(maxlen=1))
             protected = functools.partial(_Step, newest=newest, check=SamePrograms(name) if spans else None)
-        return make(self, DrawingStep(step_function, protected), *args, **kwargs)
+        return _withholding_again(self, make(self, DrawingStep(step_function, protected), *args, **kwargs))
 
     return making
+
+
+def _withholding_again(model: Model, steps: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function that runs Keras' next steps, so that reads of variables in them do not end `withhold`.
+
+    The generator of the batches, the trace of a step, or an uncompiled step may read variables. They get the values
+    from before the step, and the loop goes on with those that the step returns.
+    """
+
+    @functools.wraps(steps)
+    def running(*args: Any) -> Any:
+        results = steps(*args)
+        carrying = vars(model).get(_CARRYING)
+        if carrying is not None and carrying.has_synced:
+            carrying.begin()
+            resume_sync(model)
+        return results
+
+    return running
 
 
 def _itself(jitted: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,23 +145,36 @@ def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
 
 def withhold(model: Model, which: Mapping[str, bool]) -> None:
     """Makes a model's variables call `model.jax_state_sync` before they are read or assigned the next time."""
-    carrying = _Carrying(model)
-    carried = vars(model)[_CARRIED] = {group: variables_of(model, group) for group in GROUPS if which.get(group)}
-    for group in carried:
-        for one in carried[group]:
-            if isinstance(getattr(one, "mirrored", None), Variable):
-                one.mirrored.withhold(carrying)
+    carrying = _Carrying(model, {group: variables_of(model, group) for group in GROUPS if which.get(group)})
+    vars(model)[_CARRYING] = carrying
+    carrying.begin()
 
 
 class _Carrying:
-    """Copies the values in Keras' training loop to a model's variables before a variable is read or assigned."""
+    """Copies the values in Keras' training loop to a model's variables before a variable is read or assigned.
 
-    def __init__(self, model: Model) -> None:
+    Attributes:
+        model: The model.
+        groups: The variables whose values the loop holds, by their group.
+        has_synced: Whether a variable was read or assigned since the last `begin`.
+    """
+
+    def __init__(self, model: Model, groups: Mapping[str, Sequence[Any]]) -> None:
         self.model = model
+        self.groups = groups
+        self.has_synced = False
+
+    def begin(self) -> None:
+        """Makes the variables call this object before they are read or assigned the next time."""
+        self.has_synced = False
+        for one in itertools.chain.from_iterable(self.groups.values()):
+            if isinstance(getattr(one, "mirrored", None), Variable):
+                one.mirrored.withhold(self)
 
     def __call__(self, variable: Variable) -> None:
-        with outside_of_everything():  # a replica or a tape may be the first to read
-            self.model.jax_state_sync()
+        self.has_synced = True
+        with outside_of_everything():  # a replica, a tape or a stateless call may be the first to read
+            call_outside_of_stateless_scopes(self.model.jax_state_sync)
         lose_deleted(variable)
 
     def before_write(self, variable: Variable) -> None:
@@ -183,7 +218,8 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_present_groups(model: Model, state: dict[str, Any]) -> dict[str, Any]:
     """Regroups a training loop's values (trainable, non-trainable) if `layer.trainable` has changed since its start."""
-    carried = vars(model).get(_CARRIED, {})
+    carrying = vars(model).get(_CARRYING)
+    carried = {} if carrying is None else carrying.groups
     present = {group: variables_of(model, group) for group in carried}
     if all(list(map(id, present[group])) == list(map(id, carried[group])) for group in carried):
         return state

@@ -68,6 +68,16 @@ in_stateless_scope: Callable[[], bool] = keras.src.backend.common.stateless_scop
 _global_state: Any = keras.src.backend.common.global_state
 
 
+def call_outside_of_stateless_scopes(function: Callable[[], None]) -> None:
+    """Calls a function such that Keras assigns the variables themselves, not their values in a stateless scope."""
+    scope = _global_state.get_global_attribute("stateless_scope")
+    try:
+        _global_state.set_global_attribute("stateless_scope", None)
+        function()
+    finally:  # no context manager, which a KeyboardInterrupt could close after the scope has ended
+        _global_state.set_global_attribute("stateless_scope", scope)
+
+
 def keras_state() -> Callable[[], None]:
     """Copies Keras' thread-local state, and returns a function that applies the copy to another thread.
 
