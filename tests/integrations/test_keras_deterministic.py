@@ -13,6 +13,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.integrations.keras import keras
+from mirrored.variables import access, sync_on_read
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
@@ -52,6 +53,26 @@ def compiled_model(layout: str, **options: Any) -> Any:
             **options,
         )
     return model
+
+
+def test_equal_statistics_are_read_without_a_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = compiled_model("4 devices")
+    model.fit(X, Y, verbose=0)
+    statistic = model.layers[1].moving_mean
+    monkeypatch.setattr(sync_on_read, "reduce_stacked", lambda *args: pytest.fail("reduced"))
+    assert bits(model.get_weights()[4:6]) == bits([statistic.mirrored.values[0], model.layers[1].moving_variance.value])
+
+
+@pytest.mark.parametrize("kind", ["trainable_variables", "non_trainable_variables", "metrics_variables"])
+def test_the_value_of_a_variable_is_read_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = compiled_model("2 x 2")
+    model.fit(X, Y, verbose=0)
+    reads = []
+    monkeypatch.setattr(mr.Variable, "checked_value", lambda self: reads.append(1) or access.read(self))
+    for variable in getattr(model, kind):
+        reads.clear()
+        assert np.asarray(variable.value).shape == variable.shape
+        assert len(reads) <= 1
 
 
 def bits(values: Any) -> list[bytes]:

@@ -129,6 +129,11 @@ def stored_dtype(variable: KerasVariable) -> Any:
     return variable._dtype
 
 
+def autocast(variable: KerasVariable, value: Any) -> Any:
+    """Returns a variable's value in the dtype of the autocast scope, if the variable takes part in it."""
+    return variable._maybe_autocast(value)
+
+
 def value_stored_by(variable: KerasVariable) -> Any:
     """Returns the array that a plain Keras variable stores itself; None before Keras initializes the variable."""
     return vars(variable).get("_value")

@@ -30,8 +30,16 @@ from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.calls import converting_calls
 from mirrored.integrations.keras.open_shapes import inferred
-from mirrored.integrations.keras.private import Tracker, drop_initializer, in_stateless_scope, maker, stored_dtype
+from mirrored.integrations.keras.private import (
+    Tracker,
+    autocast,
+    drop_initializer,
+    in_stateless_scope,
+    maker,
+    stored_dtype,
+)
 from mirrored.integrations.keras.scope_store import ScopeStore
+from mirrored.integrations.keras.statistics import exact_statistic
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, announce_read, announce_write, within
 from mirrored.runtime.variable_store import FunctionStore
@@ -271,6 +279,13 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
             announce_write((self.mirrored,))
             _assign(self, self.mirrored, value)
 
+    @property
+    def value(self) -> Any:
+        """The current value of the variable; Keras' own property reads it twice."""
+        if self.mirrored is None or in_stateless_scope():
+            return super().value
+        return autocast(self, self.read_value())
+
     def back(self, value: Operand) -> None:
         """Creates the `mirrored.Variable` that stores this Keras variable's value from now on."""
         self.__dict__["_mirrored"] = _made_for(self, value)
@@ -290,9 +305,9 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
             with eager():  # the loop of a recurrent layer in an eager run, which computes at once
                 value = self.mirrored.checked_value()
         else:
-            value = self.mirrored.checked_value()
-            if getattr(self.mirrored.strategy, "deterministic", False) and store is None and here.replica is None:
-                value = _exact(self.mirrored, value)
+            outside = store is None and here.replica is None and here.runner is None
+            value = exact_statistic(self.mirrored) if outside else None
+            value = self.mirrored.checked_value() if value is None else value
         return announce_read(self.announced, value)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -347,20 +362,6 @@ class View(StrategyVariable):
     def _deferred_initialize(self) -> None:
         """Drops the initializer: the backing variable already has a value."""
         drop_initializer(self)
-
-
-def _exact(made: Variable, mean: jax.Array) -> jax.Array:
-    """Returns the first replica's value of an averaged variable if all replicas' values are bit-identical; else `mean`.
-
-    The mean of equal components can differ from them in the last bit, depending on the number of replicas.
-    """
-    is_mean = made.per_replica and made.aggregation is VariableAggregation.MEAN
-    if not is_mean or made.device_assignment.spans_processes or isinstance(mean, Tracer):
-        return mean
-    components = [made.stored_component(replica) for replica in range(made.num_replicas)]
-    first = np.asarray(components[0])
-    same = all(np.asarray(one).tobytes() == first.tobytes() for one in components[1:])
-    return jax.device_put(components[0], mean.sharding) if same else mean
 
 
 def as_keras(variable: object) -> Any:
