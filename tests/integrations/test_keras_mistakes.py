@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+import mirrored.tf as tf
 from integrations.keras_models import build
+from mirrored.errors import ReplicaDivergenceError
 from mirrored.integrations.keras import LossReductionWarning, keras
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -153,3 +155,18 @@ def test_integers_that_do_not_fit_on_devices_are_refused(deterministic: bool, me
     arguments = (ids,) if method == "predict" else (ids, np.zeros((2, 2)))
     with pytest.raises(mr.errors.ArgumentError, match=r"do not fit into int32(.|\n)*JAX_ENABLE_X64"):
         getattr(model, method)(*arguments, verbose=0)
+
+
+def test_a_seed_generator_of_all_replicas_in_a_branch_that_one_replica_takes() -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    seeds = keras.random.SeedGenerator(1)  # outside of the scope, so that the replicas share it
+
+    def step(x: Any) -> Any:
+        return tf.cond(x[0] > 0, lambda: x + keras.random.normal((1,), seed=seeds), lambda: x)
+
+    batch = strategy.experimental_distribute_values_from_function(
+        lambda context: np.full(1, context.replica_id_in_sync_group, np.float32)
+    )
+    with pytest.raises(ReplicaDivergenceError, match="all replicas must draw equally often") as raised:
+        mr.function(lambda: strategy.run(step, (batch,)))()
+    assert "draw before the branch" in str(raised.value)

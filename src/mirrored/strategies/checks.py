@@ -112,7 +112,7 @@ def would_differ_error(variable: VariableLike, where: Iterable[str], how: str) -
     """
     lines = ", ".join(sorted({line for line in where if line})) or "one replica only"
     kind, rule, remedy = _MIRRORED if variable.device_assignment is not None else _PLAIN
-    if getattr(variable, "words_of_step", None) is not None:  # the state of a random generator
+    if getattr(variable, "words_of_step", None) or getattr(variable, "is_random_state", False):
         kind, rule, remedy = "random state", _RULE_OF_DRAWS, _REMEDY_OF_DRAWS
     return ReplicaDivergenceError(
         f"{variable.name}.assign",

@@ -189,6 +189,8 @@ class VariableStorage(Awaiting):
     serial: int
     numbered = False
     number_of_name: int | None = None
+    is_random_state = False
+    """Whether it is the state of a random generator that is no stream of `tf.random`."""
 
     @property
     def common_name(self) -> str:

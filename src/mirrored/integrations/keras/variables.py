@@ -395,6 +395,7 @@ def _made_for(variable: KerasVariable, value: Operand) -> Variable:
             aggregation=aggregation,
         )
         made.internal = issubclass(maker_class, keras.optimizers.Optimizer)
+        made.is_random_state = _is_seed(variable)
         if _is_seed(variable) and made.num_replicas > 1:
             with within(store=None):
                 made.share_of = _seed_of  # whoever assigns: a checkpoint, for instance, knows nothing of Keras
