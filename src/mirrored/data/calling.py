@@ -173,7 +173,7 @@ def close_iterator(iterator: Iterator[Any] | None) -> None:
 
 
 def close_or_leave(iterator: Iterator[Any] | None) -> None:
-    """Closes an iterator; logs a warning instead if it is a generator that another thread is executing."""
+    """Closes an iterator, or logs a warning if the iterator is a generator that another thread is executing."""
     try:
         close_iterator(iterator)
     except ValueError as error:
@@ -262,7 +262,7 @@ def closed_meanwhile_error(called: str = "DatasetIterator") -> InputError:
 
 
 def interrupted_error(called: str, error: BaseException) -> InputError:
-    """Creates the error for a batch whose reading ahead an interrupt (Ctrl-C) has stopped."""
+    """Creates the error for an interrupt (Ctrl-C) that stopped the prefetching of a batch."""
     return InputError(
         called,
         found=f"an interrupt ({type(error).__name__}) stopped this batch while it was being read ahead",

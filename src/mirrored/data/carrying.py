@@ -30,7 +30,7 @@ class Settings:
         self.reader = threading.get_ident()
 
     def adopt(self) -> None:
-        """Applies the snapshot to the current thread, once; has no effect in the thread that created the snapshot."""
+        """Applies the snapshot to the current thread; later calls, and calls in the creating thread, have no effect."""
         if threading.get_ident() == self.reader or hasattr(self._adopted, "is_done"):
             return
         self._adopted.is_done = True

@@ -1,4 +1,4 @@
-"""Combines the saved read positions of several workers into one, if the workers read the same batches."""
+"""Reduces the saved read positions of several workers to a single position, if all workers read the same batches."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def beyond_end_error(position: int | None = None, count: int | None = None) -> I
 
 
 def read_again(cursor: Any) -> Any:
-    """Returns `next(cursor)` while a position is restored; raises InputError if the data ends before that position.
+    """Returns `next(cursor)` to restore a position; raises InputError instead of StopIteration at the end of the data.
 
     Raises:
         InputError: The data has no further element. StopIteration would end the iteration that restores the position.
@@ -109,12 +109,12 @@ _ENDED_GENERATOR: Final = "this exception has ended the generator, which has no 
 
 
 def has_ended_generator(error: BaseException) -> bool:
-    """Returns whether an exception has ended the generator that raised it, so that no elements follow."""
+    """Returns whether an exception was raised by a generator, which has ended and yields no further elements."""
     return _ENDED_GENERATOR in getattr(error, "__notes__", ())
 
 
 def has_passed(cursor: Cursor, before: object, error: Exception) -> bool:
-    """Returns whether an iterator has moved past the element that raised an exception, and can continue.
+    """Returns whether an iterator, after an exception for one element, can continue with the next element.
 
     Args:
         cursor: The iterator.
@@ -398,7 +398,7 @@ class RebatchCursor:
         return joined(parts, "Dataset.rebatch")
 
     def _rows(self, count: int) -> Element:
-        """Returns the next `count` rows of the current batch."""
+        """Returns the next `count` examples of the current input batch."""
         rows = slice(self._row, self._row + count)
         self._row += count
         return tree_map(lambda leaf: leaf[rows], self._batch)

@@ -241,7 +241,7 @@ class DistributedIterator(IteratedAsPython):
         self._handed = (None, state["reader"], state["examples"])
 
     def _move_unread(self, position: Any) -> None:
-        """Restores a position in a reader not yet read from; on failure, opens a new reader and re-raises the error."""
+        """Moves a reader that has read nothing to `position`; if that fails, replaces the reader and re-raises."""
         start = self._reader.get_state()
         self._was_moved = True
         try:
@@ -253,7 +253,7 @@ class DistributedIterator(IteratedAsPython):
             raise
 
     def _replace_reader(self, position: Any) -> None:
-        """Replaces the reader by a new one at `position`; on failure, restores the previous position and re-raises."""
+        """Replaces the reader by a new one at `position`; if that fails, calls `_go_back` and re-raises the error."""
         if self._reader.shares_position:  # reading ahead would move the new reader, too
             self._stop_reading()
         handed = self._handed[1]
@@ -281,7 +281,7 @@ class DistributedIterator(IteratedAsPython):
             )
 
     def _go_back(self, reader: Reader, before: Any) -> None:
-        """Undoes a failed reader replacement: closes the new reader, or moves it to the previous position."""
+        """Undoes a failed `_replace_reader`: closes `reader`, or continues with `reader` at the position `before`."""
         with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch
             reader.set_state(before)
             if reader.shares_position and self._done is None:
@@ -392,7 +392,7 @@ class DistributedDataset(IteratedAsPython):
         return f"<{type(self).__name__} over {count} replica{'s' * (count != 1)}>"
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks: the leaves of an element, with the dtypes and shapes of global batches."""
+        """Returns an HTML table for notebooks: for each leaf of an element, the dtype and shape of its global batch."""
         return elements_html(repr(self).strip("<>"), self._element_spec)
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -89,7 +89,7 @@ def distribute_dataset(
 
 
 def distribute_own_batches(strategy: Strategy, dataset: Iterable[Any], called: str) -> DistributedDataset | None:
-    """Distributes a dataset of which each worker reads its own batches; None if all workers read the same ones.
+    """Distributes a dataset if each worker reads its own batches; returns None if all workers read the same batches.
 
     Workers read their own batches with `AutoShardPolicy.FILE` and `OFF`.
 

@@ -129,7 +129,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def narrowed(array: np.ndarray) -> np.ndarray:
-    """Converts an array made from Python numbers from 64 to 32 bits, as TensorFlow does, if all integers fit."""
+    """Casts an array of Python numbers to 32-bit dtypes, as TensorFlow does; keeps int64 if an integer does not fit."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.complex128:
@@ -212,7 +212,7 @@ def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
 
 
 def _dtype_with_room(column: list[Any]) -> np.dtype[Any]:
-    """Returns a dtype for all values of one leaf: that of the first value, or the longest string dtype."""
+    """Returns the dtype for the values of one leaf: the longest dtype of strings, otherwise the first value's dtype."""
     dtype: np.dtype[Any] = column[0].dtype
     if dtype.kind not in "SU":
         return dtype
@@ -317,7 +317,7 @@ def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
 
 
 def padded_shapes_of(shapes: PyTree, treedef: Structure, called: str) -> list[Any]:
-    """Returns the padded shape of each leaf of an element; None in a shape stands for the dim's largest size.
+    """Returns one padded shape per leaf of an element; a dim of None stands for the dim's largest size in the batch.
 
     Raises:
         StructureError: `shapes` has another structure than the element.
@@ -330,7 +330,7 @@ def _is_shape(part: object) -> bool:
 
 
 def _per_leaf(tree: PyTree, treedef: Structure, called: str, name: str, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """Returns a list with one value per leaf of an element, given a single value or a pytree prefix of values."""
+    """Broadcasts a single value, or a pytree prefix of values, to a list with one value per leaf of an element."""
     leaves, own = jax.tree.flatten(tree, is_leaf=is_leaf)
     if own == treedef.treedef or len(leaves) == treedef.num_leaves == 1:
         return leaves
@@ -389,7 +389,7 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
 
 
 def _padding_of(dtype: np.dtype[Any], value: object, called: str) -> Any:
-    """Returns a padding value, by default 0 or the empty string; raises an error if a dtype cannot represent it."""
+    """Returns the padding for `dtype`, by default 0 or the empty string; raises an error if `value` does not fit."""
     has_texts = dtype.hasobject or dtype.kind in "SU"
     if value is None:
         value = "" if has_texts else 0
@@ -424,9 +424,9 @@ def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def with_widths_of(before: Element, element: Element) -> Element:
-    """Widens each array of `element` to its counterpart's dtype in `before`, such as int32 to int64, not to float64.
+    """Casts arrays of `element` to the dtypes in `before` that are of the same kind but wider, such as int32 to int64.
 
-    Numbers of Python, which get 32 bits, do not make a state of 64 bits narrower. Elements of another structure are
+    So Python numbers, which become 32-bit arrays, do not narrow a 64-bit state. Elements of another structure are
     returned unchanged.
     """
     if isinstance(before, np.ndarray | np.generic):

@@ -189,7 +189,7 @@ def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
 
 
 def only_waited(error: BaseException) -> bool:
-    """Returns whether an interrupt stopped `next` of a `thread_prefetch` iterator while it waited for an element."""
+    """Returns whether an interrupt came while `next` of a `thread_prefetch` iterator waited for its prefetch thread."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = _Raising.__next__.__code__
     # What the thread raises has its frames, which begin at `_Caught`.

@@ -251,7 +251,7 @@ class Feed:
         self._ensure_started()
 
     def _ensure_started(self) -> None:
-        """Starts the input thread once; can be called again if an interrupt stopped an earlier attempt."""
+        """Starts the input thread, unless it was started; can be repeated if an interrupt stopped an earlier call."""
         if self._was_started:
             return
         # The thread runs user functions, so it needs the settings of the training loop.
@@ -259,7 +259,7 @@ class Feed:
         self._was_started = True
 
     def _is_first(self, action: str) -> bool:
-        """Returns whether this is the first call with the name `action`; no signal can interrupt the check."""
+        """Returns True for the first call with each `action`, such as ``"close"``; the check is atomic."""
         me = object()
         return self._claims.setdefault(action, me) is me
 
@@ -384,7 +384,7 @@ def _place_of(thread: threading.Thread | None) -> str:
 
 
 def _signal(event: SimpleQueue[None]) -> None:
-    """Sets an event, implemented as a queue with at most one item, unless it is set already."""
+    """Sets an event that is implemented as a queue of at most one item; does nothing if the event is set already."""
     if event.empty():
         event.put(None)
 

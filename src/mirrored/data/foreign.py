@@ -132,7 +132,7 @@ def _with_stacked_lists(batch: PyTree) -> Element:
 
 
 def _stacked(part: object) -> Any:
-    """Stacks a list of arrays along a new leading dim, as `with_format("numpy")` does; keeps other values."""
+    """Stacks a list of arrays along a new leading dim, as `with_format("numpy")`; returns other values unchanged."""
     if not isinstance(part, list) or _is_leaf(part):
         return part
     try:

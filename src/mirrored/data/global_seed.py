@@ -17,7 +17,7 @@ class GlobalSeed:
     Attributes:
         seed: The global seed.
         count: The number of seeds drawn.
-        functions: The number of functions that were numbered.
+        functions: The number of random streams derived for operations with a user function.
         resets: How often the global seed was set.
     """
 
@@ -28,8 +28,8 @@ class GlobalSeed:
 def set_global_seed(seed: int) -> None:
     """Sets the global seed: the n-th seed drawn from now on depends only on `seed` and n, as with `tf.random.set_seed`.
 
-    Workers that create the same datasets draw equal seeds. The functions of a dataset that exists already draw as those
-    of a new one in its next pass.
+    Workers that create the same datasets draw equal seeds. In its next pass, the user functions of an existing dataset
+    draw the same random numbers as those of a new dataset.
     """
     with seed_lock:
         GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions = seed % 2**64, 0, 0
@@ -37,7 +37,7 @@ def set_global_seed(seed: int) -> None:
 
 
 def counts() -> tuple[int | None, int, int]:
-    """Returns the global seed, the number of seeds drawn from it, and the number of numbered functions."""
+    """Returns the global seed, and the numbers of seeds and of random streams derived from the global seed."""
     with seed_lock:
         return GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions
 
@@ -58,7 +58,7 @@ def _note_counts() -> None:
 
 @distributed.on_leave
 def _restore_first_counts() -> None:
-    """Makes an elastic job's training function draw the same seeds in each call, as in that of a new worker."""
+    """Restores the `counts` from before an elastic job, so that a repeated training function draws the same seeds."""
     for before in _counts_before:
         restore_counts(before)
         if GlobalSeed.seed is not None:

@@ -1,4 +1,4 @@
-"""Records the structure of the latest batch, from which workers without data create empty batches."""
+"""Records the structure of the latest batch, so that workers without data can create empty batches."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class LoaderCursor(ForeignCursor):
         super().close()
 
     def begins_at_end(self) -> None:
-        """Makes the first read try twice to find an element, because the loader may be at the end of an epoch."""
+        """Makes the first read retry if it finds no element, because the loader may be at the end of an epoch."""
         self._may_be_at_end = True
 
     def get_state(self) -> Any:
@@ -129,7 +129,7 @@ class LoaderCursor(ForeignCursor):
 
 
 class LoaderCursors:
-    """Opens iterators over a loader, also to infer shapes and dtypes, in such a way that no element is lost.
+    """Opens iterators over a loader, and infers the elements' shapes and dtypes without losing an element.
 
     Args:
         data: The loader.

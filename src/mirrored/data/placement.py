@@ -262,7 +262,7 @@ class Placer:
         return PerReplica.from_stacked(placed, self.device_assignment)
 
     def _parts(self, rows: HostArray) -> list[HostArray]:
-        """Splits an array ``[replicas, ...]`` into one array per device, padded to equal numbers of rows."""
+        """Splits an array ``[replicas, ...]`` into one array per device, padded to equal leading dims."""
         assert self.device_assignment is not None
         local, parts = self.device_assignment.local, []
         for first in self._firsts:

@@ -45,7 +45,7 @@ class Reader(Protocol):
 
     @property
     def shares_position(self) -> bool:
-        """Whether reading with one reader also moves other readers of the same datasets (`Source.shares_position`)."""
+        """Whether readers of the same dataset share one read position, so that reading with one moves the others."""
         ...
 
     def read(self) -> tuple[Any, int]:
@@ -124,7 +124,7 @@ class GlobalBatches:
         self._samples = {}
 
     def sample(self, number: int) -> Any:
-        """Returns the kept copy of batch `number` (1, 2, 4, 8, ...); None if it was dropped."""
+        """Returns the kept copy of batch `number` (1, 2, 4, 8, ...); None if there is no such copy."""
         return None if self._samples is None else self._samples.get(number)
 
     def drop_sample(self, number: int) -> None:
@@ -176,7 +176,7 @@ class GlobalBatches:
         return padded, mask
 
     def _look_for_rows(self, batch: Element, count: int) -> None:
-        """Warns if the first two batches look like single examples: vectors that do not split evenly.
+        """Warns if the first two batches look like single examples: vectors that do not split evenly over the replicas.
 
         The structure of a vector of features is the same as that of a batch of numbers.
         """
@@ -195,7 +195,7 @@ class GlobalBatches:
             )
 
     def _next_batch(self) -> tuple[Element, int, int]:
-        """Returns the next batch, cut to its unused examples, and its numbers of examples after and before the cut.
+        """Returns the unread part of the next batch, the part's number of examples, and that of the whole batch.
 
         A full batch of which a restored position has used a part is the rest of that batch: it is not dropped.
         """
@@ -244,7 +244,7 @@ class GlobalBatches:
         return {**state, "source": self._source.as_of_now(self._cursor, state["source"])}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a saved read position, or skips the earlier examples if the dataset cannot restore the position.
+        """Restores a saved read position; if the dataset cannot restore the position, skips the examples before it.
 
         The reader is newly opened and has read nothing. The dataset cannot restore the position if its source cannot
         save positions, or has another batch size than when the position was saved (`Source.restore` may read a batch
@@ -398,7 +398,7 @@ class ElementsInTurn:
 
 
 def _check_workers(state: dict[str, Any], workers: int, read: int) -> None:
-    """Raises ArgumentError if a position was saved with another number of workers that each read their own data.
+    """Raises ArgumentError if the number of workers that read their own data has changed since a position was saved.
 
     The positions of all workers can be equal, so that a checkpoint contains only one, which does not show their number.
 

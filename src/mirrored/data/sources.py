@@ -102,7 +102,7 @@ class Source(abc.ABC):
 
     @property
     def regrouped_to(self) -> int | None:
-        """The batch size if the last operation is `rebatch`, whose size may change before a restore; otherwise None."""
+        """The batch size of a final `rebatch`, which may change before a restore; None without a final `rebatch`."""
         return None
 
     @property
@@ -118,7 +118,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def may_be_unbatched(self) -> bool:
-        """Whether the elements could be single examples, because nothing shows that they are batches."""
+        """Whether the elements may be single examples, i.e. are not known to be batches."""
 
     @property
     @abc.abstractmethod
@@ -189,7 +189,7 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class _IterableSource(Source):
-    """The `Source` of another library's iterable, about which only the elements are known."""
+    """The `Source` of another library's iterable, whose shapes and dtypes are inferred from the first element."""
 
     make: Callable[[], Cursor]
     how_to_batch: str

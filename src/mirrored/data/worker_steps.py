@@ -160,7 +160,7 @@ class OwnBatches:
 
 
 def _shapes(value: PyTree) -> list[Any]:
-    """Returns the distinct lists of leaf shapes among the replicas of this worker."""
+    """Returns the leaf shapes of each replica's batch on this worker, as a list of lists without duplicates."""
     leaves = jax.tree.leaves(value, is_leaf=_is_per_replica)
     rows = zip(*([list(np.shape(one)) for one in leaf.values] for leaf in leaves), strict=True)
     distinct: list[Any] = []

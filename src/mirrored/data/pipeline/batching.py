@@ -79,10 +79,10 @@ def is_batched(node: Node) -> bool | None:
 
 
 def full_batches(node: Node) -> int:
-    """Returns how many batches are as large as the first one, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
+    """Returns how many batches have the size of the first batch, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
 
-    A user function may change the size of a batch, and a shuffle may put the smaller one first: the number is not known
-    after them.
+    The result is UNKNOWN_CARDINALITY after a user function, which may change batch sizes, and after a shuffle, which
+    may put a smaller batch first.
 
     Args:
         node: The last step of the pipeline.

@@ -170,7 +170,7 @@ class Format:
 
     @functools.cached_property
     def _quoted(self) -> re.Pattern[str]:
-        """The regular expression for lines whose quotes enclose fields or are doubled, as TensorFlow requires."""
+        """The regular expression for valid CSV lines: quotes enclose whole fields, and are doubled inside them."""
         separator = re.escape(self.delimiter)
         field = f'(?:"(?:[^"]|"")*"|[^"{separator}]*)'
         return re.compile(f"{field}(?:{separator}{field})*")

@@ -312,7 +312,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         return f"<Dataset {self._node.name}, {known.get(count, count)} elements>"
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks: the leaves of an element, with their dtypes and shapes."""
+        """Returns an HTML table for notebooks: the dtype and shape of each leaf of an element."""
         return elements_html(repr(self).strip("<>"), lambda: self._node.spec)
 
 

@@ -155,9 +155,9 @@ class DatasetSource(Source):
         return False
 
     def _source_of_batches(self) -> tuple[IterableSource | None, list[Mapped]]:
-        """Returns the user iterable that the pipeline's final `map` operations read (or None), and these operations.
+        """Returns the user iterable that yields the batches (or None), and the pipeline's final `map` operations.
 
-        The iterable is read again up to a position, its first element, too.
+        Restoring a position reads the iterable again from its first element.
         """
         node = self.dataset.node
         functions: list[Mapped] = []
@@ -168,7 +168,7 @@ class DatasetSource(Source):
         return (node if isinstance(node, IterableSource) else None), functions
 
     def _first_size(self, iterator: DatasetIterator, state: dict[str, Any]) -> int | None:
-        """Returns the size of the first batch in the pass of a saved position; None if reading the batch is unsafe.
+        """Returns the size of the first batch of the pass that saved `state`; None if this batch cannot be read safely.
 
         A second iterator of a user's iterable may share a file handle or a connection with the one that is restored.
         So another one is read only without such a source, and before the position is restored.
@@ -218,7 +218,7 @@ def _agreed_batch_size(called: str, size: int | None, error: Exception | None) -
 
 
 def _size_after(functions: Sequence[Mapped], first: Element | None) -> int | None:
-    """Returns the size of the batch that the `map` operations compute from the element `first`; None if unknown."""
+    """Applies `map` operations to the element `first`, and returns the resulting batch's size; None if unknown."""
     if first is None:
         return None
     try:

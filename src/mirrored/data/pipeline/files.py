@@ -78,7 +78,7 @@ class FileSource(CursorNode):
 
     @property
     def name(self) -> str:
-        """The operation's name in saved read positions; differs if several files are read in parallel."""
+        """The operation's name in saved positions, with the prefix ``Parallel`` if files are read in parallel."""
         return super().name if self.cycle == 1 else f"Parallel{super().name}"
 
     @property

@@ -40,7 +40,7 @@ class MemorySource(IndexedNode):
     @property
     @abc.abstractmethod
     def length(self) -> int:
-        """The number of elements; at least the constant ENDLESS if there are infinitely many."""
+        """The number of elements, which is at least the constant ENDLESS for an infinite dataset."""
 
     @property
     def cardinality(self) -> int:

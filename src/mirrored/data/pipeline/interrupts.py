@@ -77,7 +77,7 @@ class RestartingCursor:
         return checked(self._reading.get_state())
 
     def get_end(self, count: int) -> Any:
-        """Returns the position after the last element, or the exception raised by a source without positions."""
+        """Returns the position after the last element, or the exception that getting this position has raised."""
         try:
             return self.get_state(count)
         except Exception as error:  # such as: a pipe has no position, and can be read nevertheless

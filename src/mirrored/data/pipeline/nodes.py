@@ -45,9 +45,9 @@ class Run:
             lose or repeat elements.
         ignores_errors: Whether a later `ignore_errors` leaves out the elements that raise an exception.
         keys: The version of `key`; 1 after restoring a position of earlier versions, which had their epochs in `path`.
-        draws: A number of the pipeline and that of the pass, for the random numbers of functions; (0, 0) infers a spec.
+        draws: The numbers of the pipeline's random stream and of the pass, for user functions; (0, 0) to infer a spec.
         places: The positions in the pipeline of the steps whose functions may draw, by the `id` of the step.
-        uses: Which input the operation is of each later one that combines several, for all but the first input.
+        uses: For each later operation with several inputs, the index of the input with this operation, if not 0.
         fills_caches: Whether caches keep the elements. False for a pass that infers a spec, which has other seeds and
             random numbers than an iteration.
     """
@@ -64,7 +64,7 @@ class Run:
     fills_caches: bool = True
 
     def draws_of(self, step: Node) -> FunctionStreamId:
-        """Identifies the random stream from which an operation's user function draws in this pass."""
+        """Returns the id of the random stream from which an operation's user function draws in this pass."""
         number, count = self.draws
         return FunctionStreamId(number, (*self.places.get(id(step), (0,)), *self.uses), (count, *self.key))
 
@@ -80,7 +80,7 @@ class Run:
         return (*self.path, *(self.epochs or (0,) * (len(self.path) == 1)))
 
     def epoch(self, number: int) -> Run:
-        """Returns a copy of this `Run` for the given epoch of a `repeat`, which shuffles in a different order."""
+        """Returns a copy of this `Run` for epoch `number` of a `repeat`; each epoch has its own shuffle order."""
         if self.keys < KEYS:
             return dataclasses.replace(self, path=(*self.path, number))
         return dataclasses.replace(self, epochs=(number, *self.epochs) if number or self.epochs else ())
@@ -96,7 +96,7 @@ class Rows(Protocol):
 
     @property
     def length(self) -> int:
-        """The number of elements; at least the constant ENDLESS if there are infinitely many."""
+        """The number of elements, which is at least the constant ENDLESS for an infinite dataset."""
         ...
 
     def item(self, index: int) -> Element:
@@ -222,7 +222,7 @@ class CursorNode(Node):
 
     @abc.abstractmethod
     def open_cursor(self, run: Run) -> Cursor:
-        """Returns a new iterator over the elements, in a form that Grain can wrap."""
+        """Returns a new `Cursor` over the elements of one pass, which `stream` wraps in a Grain dataset."""
 
     def stream(self, run: Run) -> Any:
         """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
@@ -297,7 +297,7 @@ class Members(tuple[Node, ...]):
 
     @functools.cached_property
     def _further_uses(self) -> list[int]:
-        """For each input dataset: 0, or a distinct number if an earlier input contains one of its random operations."""
+        """One number per input dataset: 0 if no earlier input has the same random operation, else a distinct number."""
         seen: set[int] = set()
         found, number = [], 0
         for member in self:
@@ -310,7 +310,7 @@ class Members(tuple[Node, ...]):
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
-        """Returns (dataset, pass state) pairs of the inputs; repeated uses of a shuffle get different pass states."""
+        """Pairs each input dataset with its pass state; repeated uses of a shuffle get different pass states."""
         places = enumerate(zip(self, self._further_uses, strict=True))
         return [
             (
@@ -325,23 +325,23 @@ _FURTHER_USES: Final = 2**40  # no `repeat` gets that far
 
 
 def _run_of_input(run: Run, place: int) -> Run:
-    """Returns the pass state for one input; a function used in several inputs draws different random numbers."""
+    """Returns the pass state for input `place`; a function used in several inputs draws differently in each."""
     return dataclasses.replace(run, uses=(*run.uses, place)) if place else run
 
 
 def drawing(node: Node) -> list[Node]:
-    """Returns the operations whose functions may draw random numbers, without duplicates, starting at the source."""
+    """Returns the operations whose functions may draw random numbers, each once, beginning at the source."""
     return list({id(step): step for step in nodes(node) if step.draws}.values())[::-1]
 
 
 def places_of(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
-    """Maps `id(operation)` to the operation's index tuple, for operations whose functions may draw random numbers.
+    """Maps `id(operation)` to a tuple of ints that numbers the operation among those that may draw random numbers.
 
     Steps that are added at the end, or that have no function, do not change the indices.
 
     Args:
         node: The pipeline.
-        outer: The position of the step whose function has made the pipeline.
+        outer: The tuple of the operation whose function has made the pipeline, with which all tuples begin.
     """
     return {id(step): (*outer, place) for place, step in enumerate(drawing(node))}
 

@@ -36,7 +36,7 @@ def _has_size(step: Node) -> bool:
 
 
 def recorded_of(node: Node) -> dict[str, list[str]]:
-    """Returns the arguments of a pipeline's operations to save in a read position, as a dict keyed by kind of argument.
+    """Returns the arguments of a pipeline's operations that a read position stores, by kind, such as ``grouping``.
 
     - ``settings``, ``arguments``: those with which the elements before the position were read. Earlier versions did not
       record the second ones.
@@ -206,7 +206,7 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
 
 
 def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
-    """Returns the operations below a `repeat` or `concatenate` whose data may have ended before a saved position.
+    """Returns the operations before a `repeat` or `concatenate` that may have reached the end of their data.
 
     `begun` has the ids of operations, including each `concatenate` whose first input may be finished
     (`_ids_past_first_part`).
@@ -219,7 +219,7 @@ def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
 
 
 def _ids_past_first_part(node: Node, position: Any) -> set[int]:
-    """Returns the ids of operations, including each `concatenate` whose first input may be finished at a position."""
+    """Returns a set of ids: each `concatenate` that may be past its first input, and possibly other operations."""
     if position is None:  # nothing has been read here
         return set()
     part = position.get("part") if isinstance(position, dict) else None
@@ -245,14 +245,14 @@ def _ids_past_first_part(node: Node, position: Any) -> set[int]:
 
 
 def _last(node: Node) -> Node:
-    """Returns the last operation of a pipeline that is neither a mapping nor `prefetch`."""
+    """Returns a pipeline's last operation other than `map`, `random_map` and `prefetch`."""
     while isinstance(node, Mapping | Prefetched):
         node = node.parent
     return node
 
 
 def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns whether `count` batches certainly drop no example, both at the saved size `size` and at `step.size`."""
+    """Returns whether `step` certainly keeps all examples of `count` batches, both of size `size` and `step.size`."""
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
     if isinstance(repeat, Concatenated):
@@ -271,7 +271,7 @@ def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
 
 
 def dropped_remainder_error(saved: str, own: str) -> ArgumentError:
-    """Returns the error for restoring a position with a new batch size after epochs have dropped incomplete batches."""
+    """Creates the error for restoring a position with a new batch size although epochs dropped incomplete batches."""
     return ArgumentError(
         "DatasetIterator.set_state",
         found=f"the position was saved with {saved}, this dataset is {own}",

@@ -75,7 +75,7 @@ class FunctionPasses:
         self._resets = -1
 
     def renew(self) -> None:
-        """Starts a new random stream if the global seed was set since the last pass; the caller holds `seed_lock`."""
+        """Starts a new random stream if the global seed was set since the last pass; callers must hold `seed_lock`."""
         if self._resets == GlobalSeed.resets:
             return
         if GlobalSeed.seed is None:
@@ -110,7 +110,7 @@ class FunctionEpochs:
         return max((step.next for step in self._steps), default=0)
 
     def begin(self) -> tuple[int, int]:
-        """Counts a new pass over the dataset; returns the pipeline's random-stream number and the pass number.
+        """Counts a new pass over the dataset; returns the number of the pipeline's random stream and that of the pass.
 
         In a function of another dataset, both depend on the element, not on the threads that call the function.
         """

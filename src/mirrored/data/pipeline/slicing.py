@@ -62,7 +62,7 @@ class StrideCursor:
             raise
 
     def get_state(self) -> Any:
-        """Returns the parent iterator's position, and the number of elements to skip before the next one."""
+        """Returns the parent iterator's position, and the number of its elements to skip before the next result."""
         # The key "leave_out" is part of the format of saved positions.
         return {"leave_out": self._to_skip, "parent": self._parent.get_state()}
 

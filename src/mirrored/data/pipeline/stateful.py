@@ -98,7 +98,7 @@ class Scanned(StatefulStep):
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """Wraps a function of (state, element) for `calling.call`, which would unpack a tuple into separate arguments."""
+    """Binds `state` and `element` to a function, because `calling.call` would unpack a tuple into several arguments."""
 
     function: Callable[[Any, Any], Any]
     state: Element
@@ -109,7 +109,7 @@ class Given:
 
 
 class NextState(Given):
-    """Calls the function of `Dataset.reduce`; converts a list that it returns to the structure of the state."""
+    """Calls the function of `Dataset.reduce`; if the result is a list, converts it to the structure of the state."""
 
     def __call__(self, *_: object) -> Any:
         result = super().__call__()

@@ -136,7 +136,7 @@ def _written(writer: TFRecordWriter, record: bytes) -> int:
 
 
 def _structure_of(node: Node, first: list[Element], called: str) -> Any:
-    """Returns the elements' structure as JSON-like data; None if no element exists from which to infer it."""
+    """Returns the elements' structure as JSON-like data; None if an empty dataset does not determine the structure."""
     try:
         spec = node.spec
     except NoElementError:  # in a separate run; the run that is stored can have elements

@@ -84,7 +84,7 @@ class IterableSource(CursorNode):
         return IterableCursor(self._make, self._convert, self._note_first)
 
     def take_first(self) -> Element | None:
-        """Removes and returns the stored first element, which restoring a position has read again; None without one."""
+        """Removes and returns the dataset's first element if restoring a position has read it again, otherwise None."""
         firsts = self._firsts  # type: ignore[attr-defined]
         return firsts.pop() if firsts else None
 
@@ -106,7 +106,7 @@ class IterableSource(CursorNode):
 
 
 class _GuardedIterator:
-    """An iterator that adds to exceptions the index of the element at which they were raised.
+    """A wrapper of an iterator that adds to each exception the index of the element that was being read.
 
     A generator ends at an exception. Behind other iterators (`map`, `zip`, a class) this is seen only by the end of the
     data right after the exception, which can also be the true end. If it was an interrupt, the elements are read again.
@@ -130,7 +130,7 @@ class _GuardedIterator:
 
     @property
     def gi_frame(self) -> Any:
-        """The Python frame of the wrapped generator (None after its end); `self` if no generator is wrapped."""
+        """The frame of the wrapped generator, None after its end; for other iterators `self`, i.e. never None."""
         return getattr(self._iterator, "gi_frame", self)
 
     def __next__(self) -> Any:
