@@ -80,7 +80,7 @@ def _added(mesh: Mesh, sizes: Sequence[int]) -> float:
 
 
 def _program(mesh: Mesh, sizes: Sequence[int], exchanges: bool) -> Callable[[], Any]:
-    """Returns a program like a training step: a matrix product, an optional all-reduce and an update for each array."""
+    """Returns a function that, like a training step, runs a matrix product, an all-reduce and an update per array."""
 
     def body(weights: Sequence[Any], matrix: jax.Array) -> Any:
         gradients = [jnp.sin(one * jnp.max(jnp.tanh(matrix * one[0]) @ matrix)) for one in weights]

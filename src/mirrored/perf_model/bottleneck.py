@@ -91,7 +91,7 @@ def breakdown(prediction: Prediction) -> dict[str, float]:
 
 
 def summary(prediction: Prediction) -> str:
-    """Formats the fractions of the predicted step time as text, with parts that overlap the others in parentheses."""
+    """Formats the fractions of the predicted step time, as in ``compute 80%, exchange 20% (overlapped: input 30%)``."""
     parts = breakdown(prediction)
     sequential = ["compute", "exchange", "dispatch"] if prediction.shared else ["compute", "exchange"]
     if prediction.host_seconds >= prediction.step_seconds:

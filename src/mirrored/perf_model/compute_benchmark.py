@@ -44,7 +44,7 @@ class ComputeBenchmark:
 
 
 def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenchmark:
-    """Measures the time of one replica's part of a training step that several devices run at once.
+    """Measures the time of one replica's part of a training step, while `devices` devices run such a part at once.
 
     The measurement takes about half a second.
 

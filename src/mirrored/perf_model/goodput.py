@@ -1,4 +1,4 @@
-"""Predicts goodput: the fraction of a job's time spent on steps that no failure forces the job to repeat.
+"""Predicts goodput: the fraction of a job's time spent on training, without saves, recovery and repeated steps.
 
 **Model.** Failures are independent, one in `M` seconds on average, at any moment. The job saves its state after every
 `T` seconds of training, and a save delays training by `d` seconds. After a failure it needs `R` seconds until it trains
@@ -88,7 +88,7 @@ class Goodput:
 
 
 def best_interval(save_seconds: float, failure_seconds: float) -> float:
-    """Returns the optimal training time between two saves, by Daly's formula.
+    """Returns the optimal training time between two checkpoint saves, by Daly's formula.
 
     Args:
         save_seconds: How long a save delays training.
@@ -182,11 +182,11 @@ def predict_goodput(
 
 
 def measure_failure_costs(observation: DetectedStep, state_bytes: int) -> FailureCosts:
-    """Measures the costs of a program's checkpoint saves and failures on this machine, in a few seconds.
+    """Measures how many seconds a program's checkpoint saves and failures cost on this machine.
 
     A restart starts Python, imports the program's packages, and repeats what the program has done here before the end
     of its first step. An elastic recovery repeats only the latter. Both include compilation, although programs come
-    from a cache after a restart: these times are upper limits.
+    from a cache after a restart: these times are upper limits. The measurement takes a few seconds.
 
     Args:
         observation: The program's step, from `detect_step`.

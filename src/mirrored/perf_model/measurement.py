@@ -34,7 +34,7 @@ class Instruments:
 
 
 class Parts:
-    """The measured compute and all-reduce times of a training step, and its operations and bytes, by replica count.
+    """The measured times of a training step's compute and all-reduces, and the counts of its operations and bytes.
 
     Args:
         step: The detected step.

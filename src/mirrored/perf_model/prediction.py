@@ -208,7 +208,7 @@ class _Model:
         return ASSUMED, "assumed: pass --bandwidth and --latency"
 
     def elsewhere(self, replicas: int, share: int, examples: int | None = None) -> Prediction:
-        """Predicts a step of replicas on other machines, on devices `speed` times as fast as the local ones."""
+        """Predicts a step on other machines, whose devices are `speed` times as fast as the local devices."""
         parts, observed = self._parts, self._observation
         compute = parts.compute_seconds(share) * parts.relative_cost(replicas) / self._speed
         return Prediction(

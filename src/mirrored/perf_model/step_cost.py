@@ -107,7 +107,7 @@ class TracedStep:
         self.share = next((int(one.shape[1]) for one, is_spread in described if is_spread and len(one.shape) > 1), 1)
 
     def _spread_the_batch(self) -> None:
-        """Marks the arguments that form the batch: all candidates with the leading dimension of the largest candidate.
+        """Marks the arguments that form the batch: candidates whose leading dim equals that of the largest candidate.
 
         The candidates are the arrays that are new in each call; if there are none, those that no call has returned.
         """
@@ -159,7 +159,7 @@ class TracedStep:
         )
 
     def _examples(self, leaf: Leaf, share: int, copies: int) -> np.ndarray[Any, Any]:
-        """Returns the argument's examples, repeated to fill `copies` batches of `share` examples."""
+        """Returns one argument's examples, repeated or cut to `copies` batches of `share` examples."""
         stacked = np.asarray(_plain(leaf))
         if not isinstance(leaf, PerReplica):
             stacked = stacked[None]
@@ -235,7 +235,7 @@ def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share
 
 
 def _batch_argument(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
-    """Converts a stacked batch to an argument of the step: a `PerReplica`, or row 0 without a device assignment."""
+    """Converts a stacked batch to the step's argument: a `PerReplica`, or `stacked[0]` without a device assignment."""
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)

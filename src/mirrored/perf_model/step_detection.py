@@ -24,7 +24,7 @@ _MOST_SIGNATURES = 16
 
 
 class _SeenEnough(BaseException):
-    """Exception that ends the observed program; not an `Exception`, so that the program's handlers do not catch it."""
+    """Exception that ends the observed program; a `BaseException`, which ``except Exception`` does not catch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class DetectedStep:
 
 @dataclasses.dataclass
 class _Calls:
-    """The calls of a function with one signature: their times, and which arguments change or are former results."""
+    """The calls of a function with one signature: their times, and the arguments that change or are earlier results."""
 
     step: list[float] = dataclasses.field(default_factory=list)
     dispatch: list[float] = dataclasses.field(default_factory=list)
@@ -97,7 +97,7 @@ class _Record:
         return sum(map(len, times)), sum(map(sum, times))
 
     def calls_like(self, leaves: list[Any], treedef: Hashable) -> _Calls:
-        """Returns earlier calls with the given signature; records which arguments changed or were returned before."""
+        """Returns the `_Calls` of a signature; first records which arguments changed or are earlier results."""
         calls = self.calls.setdefault((treedef, *map(_kind, leaves)), _Calls())
         if len(leaves) == len(self.leaves):
             calls.differing |= {place for place, leaf in enumerate(leaves) if leaf is not self.leaves[place]}
@@ -150,7 +150,7 @@ class _CallWatch:
 
 
 def _kind(leaf: Leaf) -> Hashable:
-    """Returns the part of a call's signature that belongs to one argument."""
+    """Returns one argument's part of a call signature, such as its shape and dtype."""
     if isinstance(leaf, Mirrored):
         return _kind(leaf.value)
     if isinstance(leaf, PerReplica):
