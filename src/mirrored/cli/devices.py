@@ -81,7 +81,7 @@ def device_table(device_assignment: DeviceAssignment) -> Table:
 
 
 def layout_sentence(device_assignment: DeviceAssignment) -> str:
-    """Returns a line with the number of replicas on each device and the `MirroredStrategy(...)` call to create them."""
+    """Returns a line with the number of replicas per device, and the matching `MirroredStrategy(...)` call."""
     names = ", ".join(f'"{name_device(device)}"' for device in device_assignment.devices)
     most = device_assignment.local
     each = f"{most - 1} or {most} on each" if device_assignment.is_uneven else f"{most} on each"

@@ -63,7 +63,7 @@ def job_options(command: Command) -> Command:
 
 
 def placed(job: Job) -> Job:
-    """Sets a job's machines as given by a scheduler such as Slurm, if the command line does not; returns the new job.
+    """Returns `job`, with the machines that a scheduler such as Slurm gives unless the command line sets them.
 
     Raises:
         AllocationError: The scheduler has started several launchers, and ``--nodes 1`` was given or nothing says how to

@@ -233,7 +233,7 @@ def _ms(seconds: float) -> str:
 
 
 def _network(bandwidth: str | None, latency: str | None) -> Network | None:
-    """Parses a network's bandwidth and latency, with a default if one is None; returns None if both are None."""
+    """Returns the `Network` given by two option texts, with a default for a missing text; None if both are missing."""
     if bandwidth is None and latency is None:
         return None
     return Network(

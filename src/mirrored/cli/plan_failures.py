@@ -44,7 +44,7 @@ class FailureOptions:
 
 
 def failure_options(**texts: str | None) -> FailureOptions | None:
-    """Parses keyword arguments into the `FailureOptions` fields of the same names; returns None if no option is given.
+    """Parses the texts of command line options into a `FailureOptions`; returns None if all texts are None.
 
     Raises:
         ArgumentError: An option cannot be read, or one is given without ``--failure-every``.

@@ -82,7 +82,7 @@ def as_data(findings: Findings) -> dict[str, object]:
 
 
 def _devices_for(num_replicas: int) -> list[jax.Device]:
-    """Returns one device per replica (virtual CPU devices if JAX has not started), or all devices if too few exist."""
+    """Returns `num_replicas` devices (virtual CPU devices if JAX has not started), or all devices if fewer exist."""
     try:
         mr.config.set_virtual_devices(num_replicas)
     except mr.errors.ContextError:

@@ -85,7 +85,7 @@ class Trainer:
         return jax.random.fold_in(at_step, replica.replica_id_in_sync_group)
 
     def _predict(self, images: DistributedValues | jax.Array, is_real: DistributedValues | jax.Array) -> Any:
-        """Predicts the digits of a global batch, in order; also returns which rows are not padding."""
+        """Predicts the digits of a global batch, in order; also returns whether each image is real (not padding)."""
         digits = self.strategy.run(lambda batch: self.model(batch).argmax(axis=-1), args=(images,))
         return self.strategy.gather(digits, axis=0), self.strategy.gather(is_real, axis=0)
 

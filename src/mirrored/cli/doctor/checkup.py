@@ -164,7 +164,7 @@ def _print(
 
 
 def _print_gpus(console: Console, workers: Sequence[Facts]) -> None:
-    """Prints the GPUs of all workers, and the GPU software once per group of consecutive workers with the same."""
+    """Prints a table of all workers' GPUs, and their GPU software, once for consecutive workers with equal software."""
     there = [(rank, one.gpus) for rank, one in enumerate(workers) if one.gpus is not None]
     if not there:
         return
