@@ -240,7 +240,7 @@ class ElasticSupervisor(Supervisor):
             )
 
     def _record_joining(self, commands: list[Command]) -> list[Command]:
-        """If there are commands, records the joining workers as the cause of the change; returns the commands."""
+        """Returns `commands`; if there are any, first records that joining workers cause the change of members."""
         if commands:
             indices = ", ".join(str(key[0]) for key in self._membership.joining)
             self._record_cause(f"worker{'s' * (', ' in indices)} {indices} join{'s' * (', ' not in indices)}")
@@ -321,7 +321,7 @@ class ElasticSupervisor(Supervisor):
     # Failures
 
     def _failed_program(self, asking: list[Worker]) -> Failure | None:
-        """Returns the failure of a worker's program, if any; kills workers that fail only because another was lost."""
+        """Returns the failure of a worker's program, or None; kills workers that fail only because of a lost worker."""
         for worker in asking:
             if worker.failing is not None and worker.failing[0] == LOST_PEER and not self._membership.has_ended:
                 worker.let_go()
@@ -407,7 +407,7 @@ class ElasticSupervisor(Supervisor):
         return self._membership.epoch is None or self._restart_reason is not None
 
     def _kill_silent(self) -> Failure | None:
-        """Kills workers that send no heartbeat, or leave or join an epoch too late, so that they cannot resume."""
+        """Kills workers that send no heartbeat, or leave or join an epoch late; returns the job's failure, or None."""
         # While an epoch runs, no worker waits for others, and `missing` has no meaning.
         is_incomplete = not self._membership.is_running and self._membership.missing > 0
         is_awaited = is_incomplete and any(one.has_arrived for one in self._members.values())

@@ -137,7 +137,7 @@ def worker_environment(
 
 
 def check_cluster(job: Job, environment: Mapping[str, str]) -> None:
-    """Raises an error if starting workers on this machine would override the multi-process cluster in TF_CONFIG.
+    """Raises ClusterError if TF_CONFIG describes a cluster of several processes that this job would override.
 
     Raises:
         ClusterError: TF_CONFIG has other processes, and the job several workers or changing ones.

@@ -75,7 +75,7 @@ class LateWorkers:
         self._is_named = False
 
     def among(self, members: Mapping[int, Member], *, is_awaited: bool) -> dict[int, str]:
-        """Returns a dict of error texts, by index, for workers past the time limit; also prints which workers are late.
+        """Returns error texts, by index, for workers that exceed the time limit; prints a warning before the limit.
 
         Args:
             members: The workers, by index.
