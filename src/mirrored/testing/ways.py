@@ -1,4 +1,4 @@
-"""The execution modes of the fixture `way`: eager, or compiled with one, two or uneven numbers of replicas a device."""
+"""The execution modes of the fixture `way`: eager, or compiled with 1, 2 or a varying number of replicas per device."""
 
 from __future__ import annotations
 
