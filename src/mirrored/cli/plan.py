@@ -117,7 +117,7 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 
 def _print_last(text: str) -> None:
-    """Prints a text on standard output, and redirects all later output to stderr unless `sys.stdout` was replaced."""
+    """Prints a text on stdout; then redirects all later output to stderr, if `sys.stdout` is the original stream."""
     print(text, flush=True)
     if sys.stdout is sys.__stdout__:
         _point_stdout_to_stderr()

@@ -88,7 +88,7 @@ def _create(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def _fill(directory: Path, files: Mapping[str, str]) -> None:
-    """Writes the given files into an empty folder; replaces no file that another program has created meanwhile."""
+    """Writes the given files into an empty folder; raises an error if another program has created one of them."""
     written: list[Path] = []
     try:
         for name, text in files.items():
