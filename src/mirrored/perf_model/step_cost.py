@@ -282,7 +282,7 @@ def _abstract(device_assignment: DeviceAssignment, replicas: int) -> DeviceAssig
 
 @contextmanager
 def _moved(strategies: Sequence[Any], device_assignment: DeviceAssignment | None) -> Iterator[None]:
-    """Replaces the device assignment of strategies during a ``with`` block."""
+    """A context manager that replaces the device assignment of strategies inside the ``with`` block."""
     before = [strategy._device_assignment for strategy in strategies]
     try:
         for strategy in strategies:
