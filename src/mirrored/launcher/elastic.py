@@ -159,7 +159,7 @@ class ElasticSupervisor(Supervisor):
         return None if expected is None else refusal(expected, own)
 
     def _refuse(self, key: WorkerKey, member: Member, why: str) -> Failure | None:
-        """Ends a worker whose versions, flags or CPU differ from the others', and does not replace the worker again."""
+        """Ends a worker whose versions, flags or CPU differ from the other workers', and stops replacing the worker."""
         self._forget(key, member, "is refused")
         self._replacements.give_up(key[0])
         said = (
@@ -221,7 +221,7 @@ class ElasticSupervisor(Supervisor):
             )
 
     def _restart_processes(self, reason: str) -> None:
-        """Makes every later failure restart all processes, because a process cannot leave its membership epoch."""
+        """Makes later failures restart the processes of all workers, because they cannot regroup without a restart."""
         if self._restart_reason is None and (self._job.max_workers or 0) > self._job.workers:
             self._output.say(f"--max-workers has no effect: no worker can join, because {reason}")
         self._restart_reason = reason

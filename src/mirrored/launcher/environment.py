@@ -158,7 +158,7 @@ def check_cluster(job: Job, environment: Mapping[str, str]) -> None:
 
 
 def _of_outer_job(base: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the names of environment variables to drop because they are from an outer `mirrored run` job."""
+    """Returns the names of environment variables of an outer `mirrored run` job, which workers must not inherit."""
     internal = (settings.ELASTIC.name, settings.COPY_FDS.name, settings.LAUNCHER_FD.name)
     return (*internal, "TF_CONFIG") if settings.RESTART.is_set(base) else internal
 

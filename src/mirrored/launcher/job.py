@@ -15,7 +15,7 @@ from mirrored.errors import ArgumentError
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[list[int]]:
-    """Context manager that yields different free ports of this machine, and reserves them while its block runs.
+    """Context manager that yields different free ports of this machine, and reserves them during the ``with`` block.
 
     Another program may take a port between the end of the block and its use. The coordinator then names the port in
     its error, and the launcher restarts the workers with other ports.

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _exit(error: SystemExit) -> None:
-    """Ends the process after `sys.exit`: normally if the status is 0, else immediately, without cleanup."""
+    """Ends the process after `sys.exit`: normally for status 0; for other statuses immediately, without cleanup."""
     if error.code is None or error.code == 0:
         raise error
     is_number = isinstance(error.code, int)

@@ -193,7 +193,7 @@ class Supervisor:
         return self._failed_among([worker for worker in self._workers if worker.listen()])
 
     def _failed_among(self, asking: list[Worker]) -> Failure | None:
-        """Waits until the worker that failed first has printed its error; returns its failure, or None if none failed.
+        """Lets the worker that failed first print its error, and returns its failure; returns None if no worker failed.
 
         Args:
             asking: The workers that have failed and ask for permission to print their errors.
@@ -236,7 +236,7 @@ class Supervisor:
                 return
 
     def _await_report_of(self, worker: Worker) -> None:
-        """Shows the error of the worker that failed first, before the errors that it causes on other workers."""
+        """Permits a failed worker to print its error, and waits, up to a time limit, until the error is printed."""
         worker.let_go()
         end = time.monotonic() + _SHOW_SECONDS
         while time.monotonic() < end and not worker.has_shown and worker.code is None:

@@ -92,7 +92,7 @@ class Worker:
                 output.write(self.rank, lines, is_error=is_error)
 
     def listen(self) -> bool:
-        """Reads the worker's messages; returns whether a failing worker asks for permission to print its error."""
+        """Reads the worker's messages; returns whether a failed worker asks for permission to print its error."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             if self.channel.fileno() >= 0:
                 piece = self.channel.recv(1 << 16)
