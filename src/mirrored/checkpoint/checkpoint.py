@@ -112,7 +112,7 @@ class Checkpoint:
     # Parts
 
     def _check_free(self, name: str, part: object) -> None:
-        """Raises an error if a keyword argument and a different attribute of the root object have the same name."""
+        """Raises an error if the root object has an attribute `name` whose value is not the keyword argument `part`."""
         place = Root(self._root, "root")
         inside = root_parts(place.get(), place) if self._root else ()
         if all(one.name != name or one.value is part for one in inside):
@@ -248,7 +248,7 @@ class Checkpoint:
         return lock
 
     def note_saved(self, called: str) -> None:
-        """Warns if immutable objects or arrays are saved again without having been replaced since the last save.
+        """Warns if a save contains the same immutable objects or arrays as the previous save.
 
         Args:
             called: The method that saves.
@@ -291,7 +291,7 @@ class Checkpoint:
         return graph
 
     def with_what_waits(self, manifest: Manifest, graph: Graph) -> Manifest:
-        """Adds to `manifest` the pending values of restores: those of objects that the program has not created yet."""
+        """Returns `manifest`, extended by the restored checkpoints' values of objects that do not exist yet."""
         waiting = self._restoration
         return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_come)
 
@@ -314,7 +314,7 @@ class Checkpoint:
         self.wait()
 
     def _wait_for_all(self) -> None:
-        """Waits for all writes of this process: a manager or another checkpoint may write what is to be restored."""
+        """Waits until all checkpoint writes of this process have ended, because a restore may read any of them."""
         self._writer.wait()
         wait_for_writers()
 

@@ -35,22 +35,22 @@ class NoticingList(UserList[Any]):
         self.data = given
 
     def append(self, item: object) -> None:
-        """Appends an item, whose state is restored at once if a restored checkpoint contains it."""
+        """Appends an item, and restores the item's state at once if a restored checkpoint contains this state."""
         self.data.append(item)
         state_came(item)
 
     def insert(self, i: int, item: object) -> None:
-        """Inserts an item, whose state is restored at once if a restored checkpoint contains it."""
+        """Inserts an item, and restores the item's state at once if a restored checkpoint contains this state."""
         self.data.insert(i, item)
         state_came(item)
 
     def extend(self, other: Iterable[Any]) -> None:
-        """Appends items, whose state is restored at once if a restored checkpoint contains it."""
+        """Appends items, and restores their state at once if a restored checkpoint contains this state."""
         for item in list(other):  # a copy, because `other` may be this list
             self.append(item)
 
     def copy(self) -> NoticingList:
-        """Returns a copy, whose items are not parts of the checkpoint."""
+        """Returns a copy that is not part of the checkpoint: items that are added to the copy are not saved."""
         return NoticingList(self.data.copy())
 
     def __iadd__(self, other: Iterable[Any]) -> NoticingList:
@@ -119,7 +119,7 @@ KEPT: Final = "_mirrored_waiting_checkpoints"
 
 
 class _Kept:
-    """The restored checkpoints that an object keeps alive, by `id`; a copy of the object keeps none.
+    """Holds the restored checkpoints that an object keeps alive; a copy of the object gets an empty `_Kept`.
 
     It is no container and has no `__dict__`: the checkpoints refer to the object, so functions of the program that
     collect variables from the attributes of an object would otherwise not end.
@@ -215,7 +215,7 @@ def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
 
 
 def _attributes(keeper: object) -> dict[str, Any]:
-    """Returns an object's own attributes, also if its class looks up ``__dict__`` in another way, as proxies do."""
+    """Returns the ``__dict__`` of an object itself, even of a proxy whose class returns that of another object."""
     attributes: dict[str, Any] = object.__getattribute__(keeper, "__dict__")
     return attributes
 

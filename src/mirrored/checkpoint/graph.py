@@ -105,7 +105,7 @@ class Graph:
                 del self.leaves[name]
 
     def log_sets(self, called: str, told: set[str]) -> None:
-        """Warns about each set whose state is not saved, unless its name is in `told`; adds the name to `told`."""
+        """Warns once about each Python `set` whose state is not saved; `told` collects the names of these sets."""
         for name in self.sets:
             if name not in told:
                 told.add(name)
@@ -163,12 +163,12 @@ def walk(parts: Iterable[Part], of_root: Iterable[Part] = ()) -> Graph:
 
 
 class _Walk:
-    """The traversal of a checkpoint's objects or, if `outside` is given, of the items of the checkpoint's sets.
+    """The traversal of a checkpoint's objects, which collects their state in a `Graph`.
 
     Args:
         parts: The objects whose numbers are state.
         of_root: The other objects.
-        outside: What was found outside of sets, by `id`; it is not entered again.
+        outside: In the traversal of sets' items: names of the objects found before, by `id`; these are skipped.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class _Walk:
             self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}", former=former), inner))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
-        """Defers a set to a separate traversal of all sets' items; in that traversal, queues the set's items."""
+        """Postpones a Python `set` until other objects are visited; the traversal of sets then queues its items."""
         if self._outside is None:
             self._sets.append(part)
             return
@@ -356,15 +356,15 @@ class _Walk:
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
     def _name_of(self, variable: Variable) -> str:
-        """Returns a variable's name in the checkpoint; ``:`` plus `Variable.name` if the variable is not in it."""
+        """Returns a variable's name in the checkpoint, or ``:`` plus `Variable.name` if it has no name there."""
         own = f":{variable.name.removesuffix(':0')}"
         return self._names.get(id(stored_variable(variable)), own)
 
     def _sets_with_other_state(self) -> list[str]:
-        """Returns the names of the sets with variables or arrays that no other object of the checkpoint refers to.
+        """Returns the names of the Python sets that contain variables or arrays which are found only through sets.
 
         One walk enters the items of all sets, so that objects that refer to each other through sets are visited once.
-        Its names begin with the set's number; what several sets hold has the number of the first one.
+        Names in this walk begin with the set's number; state in several sets has the number of the first set.
         """
         numbered = [dataclasses.replace(part, name=str(number)) for number, part in enumerate(self._sets)]
         found = _Walk((), numbered, outside=self._names).graph if numbered else Graph()

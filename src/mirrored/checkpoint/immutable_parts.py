@@ -38,12 +38,12 @@ def log_replaced(called: str, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def log_unassigned(called: str, parts: Mapping[str, Any], saved: set[str]) -> None:
-    """Warns about immutable objects in a checkpoint that no new object has replaced since the previous save.
+    """Warns about immutable objects that the program has not replaced in the checkpoint since the previous save.
 
     Args:
         called: The method that saves.
         parts: The parts of the checkpoint, by name.
-        saved: The names of the parts that were saved and not assigned since.
+        saved: The names of the objects that were saved and not assigned since.
     """
     for name in sorted(saved):
         part = parts[name]

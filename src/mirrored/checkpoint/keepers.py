@@ -1,4 +1,4 @@
-"""Chooses the objects that keep a restored `Checkpoint` alive while it waits for variables that they may create."""
+"""Chooses the objects that keep a restored `Checkpoint` alive until all its saved values are restored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADDS_NO_ATTRIBUTE: Final = frozenset({"equinox", "flax", "jax", "jaxlib", "nump
 
 
 def keepers(graph: Graph, roots: Iterable[Any], succession: Succession) -> Iterator[Any]:
-    """Yields the objects of a checkpoint that keep it alive until its restores are complete.
+    """Yields the objects that must hold a reference to their checkpoint until its restores are complete.
 
     A plain Python object keeps the checkpoint only if saved values wait for it or for an object below it. Other plain
     objects, such as a configuration that several models share, get no attribute and do not keep the models alive.
@@ -61,7 +61,7 @@ def _is_of_framework(value: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Returns whether an object of the program, not of Keras or `mirrored`, may get an additional attribute.
+    """Returns whether an attribute may be added to an object: not to pytrees or objects of libraries such as Flax.
 
     The attributes of pytrees and of Flax's modules are their state, and those of namespaces are shown and compared.
     """

@@ -380,7 +380,7 @@ class GeneratorLeaf(Leaf):
 
 
 def _moved(move: Callable[[Any], Any], to: object, before: object) -> Undo:
-    """Calls `move` with a new state, and returns a function that undoes this.
+    """Calls `move` with the state `to`, and returns a function that calls `move` with the state `before`.
 
     `move` is code of the program, which can raise after it has changed something: it then gets the former state.
     """

@@ -300,7 +300,7 @@ class CheckpointManager:
         return host_allgather(called, "restore the newest checkpoint", paths)[0] if several_workers() else paths
 
     def _with_kept(self) -> list[str]:
-        """Returns the paths of all complete checkpoints like `checkpoints`, with those that are kept permanently."""
+        """Returns the paths of all complete checkpoints, including permanently kept ones, which `checkpoints` omits."""
         self._writer.wait()
         return checkpoints_in(self._directory, self._name)
 

@@ -111,7 +111,7 @@ class Pending:
         jax.block_until_ready(list(self.arrays.values()))
 
     def is_computed(self) -> bool:
-        """Returns, without waiting, whether the devices have computed the arrays, and no step has failed before.
+        """Returns, without waiting, whether the arrays are computed; False if a step that computes them has failed.
 
         Context: any thread.
         """
@@ -140,7 +140,7 @@ class Pending:
 def begin_snapshot(checkpoint: Checkpoint) -> Pending:
     """Begins a snapshot of a checkpoint's state between two steps; returns a `Pending` that copies the arrays later.
 
-    It also has the restored values that still wait for the objects to which they belong, as a checkpoint on disk does.
+    Like a checkpoint on disk, it also has the restored checkpoint's values of objects that do not exist yet.
 
     Context: the main thread of every worker, outside of compiled functions, at the same step.
     """

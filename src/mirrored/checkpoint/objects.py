@@ -226,7 +226,7 @@ def _escaped(text: str) -> str:
 
 
 def _key_text(key: object) -> str | None:
-    """Returns a text for a dict key that is equal in all processes; None for keys without such a text.
+    """Converts a dict key to a text that is the same in every process; returns None if there is no such text.
 
     An item whose key has no text is named by the index of the key in the dict.
     """

@@ -115,7 +115,7 @@ class Item(Place):
             self.parent.put(type(owner)({**owner, self.key: value}))
 
     def _was_set(self, owner: Any, value: object) -> bool:
-        """Sets the item; returns False if the class of an immutable mapping, such as Flax' `FrozenDict`, refuses it."""
+        """Sets the item and returns True; returns False if the mapping is immutable, such as a `FrozenDict`."""
         try:
             owner[self.key] = value
         except (TypeError, ValueError, AttributeError, NotImplementedError):
@@ -172,10 +172,10 @@ def _unchangeable_error(owner: object) -> ArgumentTypeError:
 
 
 def refuse_private(name: str) -> None:
-    """Raises an error for the name of a keyword argument of `Checkpoint` that begins with an underscore.
+    """Raises an error if `name`, a keyword argument of `Checkpoint`, begins with an underscore.
 
     Raises:
-        ArgumentError: It does.
+        ArgumentError: The name begins with an underscore.
     """
     if name.startswith("_"):
         raise ArgumentError(

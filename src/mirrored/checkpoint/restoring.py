@@ -68,7 +68,7 @@ class Restoration:
         self._is_readable = True
 
     def match(self) -> Match:
-        """Compares the checkpoint with the program; values created too late to be restored count as missing."""
+        """Compares the checkpoint with the program; names that match but were not restored count as missing."""
         found = match(self._look(), self._manifest)
         late = [name for name in found.pairs if name not in self._done]
         kept = {name: pair for name, pair in found.pairs.items() if name in self._done}
@@ -78,7 +78,7 @@ class Restoration:
         )
 
     def is_over(self) -> bool:
-        """Returns whether all values in the checkpoint have been restored, so that the restore is complete."""
+        """Returns whether every value in the checkpoint is restored, or superseded by a newer restore."""
         return self._manifest.leaves.keys() <= self._used
 
     def pending(self) -> tuple[Manifest, set[str]]:
@@ -86,7 +86,7 @@ class Restoration:
         return self._manifest, self._manifest.leaves.keys() - self._used
 
     def begin(self, called: str, *, strict: bool = False) -> None:
-        """Restores the values whose variables or other state already exist; `proceed` restores the other values later.
+        """Restores all state that the program has now; `proceed` restores the rest when the program creates it.
 
         Args:
             called: For messages.
@@ -106,7 +106,7 @@ class Restoration:
             raise
 
     def leave_to(self, newer: Restoration) -> None:
-        """Cancels this restore's pending values of existing state for which a newer restore also has a value."""
+        """Cancels the pending restore of all existing state for which the later restore `newer` also has a value."""
         graph = self._look()
         theirs, own = match(graph, newer._manifest), match(graph, self._manifest)
         taken = {*theirs.pairs, *(one.name for one in theirs.misfits)} - self._done
@@ -143,7 +143,7 @@ class Restoration:
     def make_slots(self, called: str) -> None:
         """Creates and restores pending optimizer slots of variables whose own values come from a newer restore.
 
-        Does nothing in a step, or if they cannot be restored: `proceed` follows when the program makes them.
+        Does nothing in a step, or if the slots cannot be restored; `proceed` restores slots created later.
         """
         graph, here = self._look(), ambient()
         found = match(graph, self._manifest)
@@ -152,7 +152,7 @@ class Restoration:
                 self._restore(called, lambda name, leaf: False, strict=False, first=False)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Returns a new checkpoint's manifest plus the saved values that are not restored yet, so that none is lost.
+        """Returns a new checkpoint's `manifest`, extended by the saved values that this restore has not restored yet.
 
         The values are read once and held in memory, because the restored checkpoint may be removed before the program
         creates the objects to which they belong. If they cannot be read, a warning is logged, and they are left out.
@@ -263,7 +263,7 @@ class Restoration:
         return {**self._held, **read_leaves(self._directory, self._manifest, others)} if others else self._held
 
     def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
-        """Returns a `Match` like `found`, without mismatches of values that are restored or that `wanted` rejects."""
+        """Returns `found` with only the mismatches of values that are not restored yet and that `wanted` accepts."""
         misfits = tuple(
             one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])
         )
@@ -338,7 +338,7 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
 
 
 def _are_comparable(here: list[str], there: list[str], different: list[tuple[str, str]]) -> bool:
-    """Returns whether different names show that an optimizer's variables are in another order, not only renamed.
+    """Returns whether different variable names prove a different order of variables, not only that they were renamed.
 
     The name of a variable in no part of the checkpoint begins with a colon. A program can give such variables other
     names than the one that saved; the same names in another order are those of the same variables, unless Keras has

@@ -95,7 +95,7 @@ class SeriesLock:
         self._writer = weakref.ref(writer)
 
     def withdraw(self, writer: object) -> None:
-        """Undoes the last `write_by` if it recorded `writer`; called after a checkpoint could not be written."""
+        """Undoes the last `write_by` call if its argument was `writer`; called if writing the checkpoint has failed."""
         if self._writer is not None and self._writer() is writer:
             self._writer = self._before
             last = None if self._before is None else self._before()

@@ -43,9 +43,9 @@ class Succession:
         return [one.pending() for one in self._restorations]
 
     def waits_in(self, part: str) -> bool:
-        """Returns whether values for state in the part of this name are not restored yet.
+        """Returns whether any saved value of the checkpoint's object named `part` is not restored yet.
 
-        The checkpoint may have them under another path, if a value was in several parts when it was saved.
+        The checkpoint may have such a value under another path, if several objects contained it when it was saved.
         """
         for manifest, waiting in self.pending():
             of_part = [part, *(name for path, name in manifest.aliases.items() if path.partition("/")[0] == part)]
@@ -78,7 +78,7 @@ class Succession:
         self._restorations = tuple(one for one in self._restorations if not one.is_over())
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Returns a new checkpoint's manifest plus all values of pending restores, so that none is lost."""
+        """Returns a new checkpoint's `manifest`, extended by the saved values that no restore has restored yet."""
         for one in self._restorations:
             manifest = one.carry_over(manifest, graph, wanted)
         return manifest

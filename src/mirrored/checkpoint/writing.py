@@ -122,7 +122,7 @@ def write(directory: Path, manifest: Manifest) -> None:
 
 
 def unfinished_beside(directory: Path) -> Path:
-    """Returns a new temporary path beside a checkpoint, for a folder that is being written or is to be deleted."""
+    """Returns a new path beside `directory` for a temporary folder, in which a checkpoint is written or deleted."""
     return directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
@@ -259,9 +259,9 @@ def _space_left(directory: Path, error: BaseException) -> str:
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:
-    """Renames a new checkpoint's folder to its final path; a crash leaves the old or the new one where `actual` looks.
+    """Renames a new checkpoint's folder to its final path; after a crash, `actual` finds the old or the new checkpoint.
 
-    Other files that the user has put into the folder of a checkpoint that is replaced move to the new one.
+    Files that the user has put into the folder of the replaced checkpoint are moved to the new folder.
     """
     check_replaceable(directory, "saving a checkpoint")
     replaced = replaced_beside(directory)
