@@ -159,7 +159,7 @@ class _Host:
             channel.send(message)
 
     def _hang_up(self) -> None:
-        """Closes the connections to all workers, including workers that join meanwhile."""
+        """Closes the connections to all workers; workers that connect later are disconnected at once."""
         self._has_ended = True
         for channel in list(self._here.values()):
             channel.close()
@@ -226,10 +226,10 @@ class _Guest:
             raise unreachable_error(address, seconds, error) from error
 
     def _attend(self, channel: Channel, taking_part: threading.Lock) -> None:
-        """Starts a thread that prints a message while worker 0 is silent, and closes `channel` after the rendezvous.
+        """Starts a thread that closes `channel` after the rendezvous, and prints messages while worker 0 is silent.
 
-        It also closes the channel some seconds after the timeout, so that a read from a silent worker 0 ends. A lock
-        tells it the end, because a ``with`` block releases its lock even if an exception interrupts it.
+        The thread also closes the channel some seconds after the timeout, so that a read from a silent worker 0 ends.
+        The caller ends the thread by releasing `taking_part`: a ``with`` block does so even if it is interrupted.
         """
         end = max(time.monotonic(), self._start + self._seconds) + _CONNECT_SECONDS
 
