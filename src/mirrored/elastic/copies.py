@@ -63,7 +63,7 @@ class SharedCopies:
 
     @classmethod
     def of_job(cls) -> SharedCopies:
-        """Returns the `SharedCopies` of this process's job; it stores nothing if the job has no shared memory."""
+        """Returns the `SharedCopies` of this process's job; without shared memory, the object stores nothing."""
         return cls(COPY_FDS.read())
 
     def write(self, step: int, manifest: Manifest) -> None:

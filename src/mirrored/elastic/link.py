@@ -186,7 +186,7 @@ class Link:
             raise WorkersChanged
 
     def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """After an exception, waits for the launcher's command to leave the membership epoch; returns whether it came.
+        """Waits for the launcher's command to leave the membership epoch; returns False if none came within `seconds`.
 
         Args:
             seconds: How long to wait.
