@@ -52,7 +52,7 @@ def _completed(row: Sequence[Any], variable: Variable, dtype: str) -> list[Any]:
 def _of_all_workers(
     variables: Mapping[int, Variable], dtypes: Mapping[int, str | None], called: str
 ) -> dict[int, str | None]:
-    """Returns the dtype of each variable's gradient on any worker, in the order in which the workers pass variables.
+    """Returns each variable's gradient dtype (None without a gradient on any worker), in the same order on all workers.
 
     Every worker must reduce the same arrays in the same order. A variable without a gradient here may have one on
     another worker.
@@ -79,7 +79,7 @@ def _of_all_workers(
 
 
 def _check_counts(called: str, names: Sequence[str], counts: Sequence[int]) -> None:
-    """Raises an error unless all workers have passed the same number of variables of one name."""
+    """Raises an error unless every worker has passed equally many variables with the same name."""
     other = next((worker for worker, count in enumerate(counts) if count != counts[0]), None)
     if other is not None:
         name = names[0 if counts[0] else other]

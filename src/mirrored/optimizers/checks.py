@@ -103,7 +103,7 @@ def _is_gradient_of(variable: Variable, dtype: Any) -> bool:
 
 
 def check_iterators(iterators: Sequence[Any], called: str) -> None:
-    """Raises an error if replicas pass one iterator of (gradient, variable) pairs: the first one would exhaust it."""
+    """Raises an error if replicas share an iterator of (gradient, variable) pairs, which the first replica exhausts."""
     shared = [one for one in iterators if one is not None]
     if len(set(map(id, shared))) < len(shared):
         raise ArgumentError(

@@ -91,9 +91,9 @@ def refuse_keys(given: Iterable[object], called: str, of_dicts: str) -> None:
 
 
 def _dense(gradient: object, variable: Variable) -> object:
-    """Converts sparse rows to a dense array, and an int to a float; returns any other gradient unchanged.
+    """Converts a sparse gradient to a dense array, and an int to a float; returns any other gradient unchanged.
 
-    Other gradients are returned unchanged. An int would become an integer array, whose step is rounded to 0.
+    An int would become an integer array, whose step is rounded to 0.
     """
     if isinstance(gradient, int):
         return float(gradient)
@@ -161,14 +161,14 @@ def as_variables(variables: PyTree) -> list[Any]:
 
 
 def in_key_order(variables: PyTree, found: Sequence[Variable]) -> list[Variable]:
-    """Returns variables that were found in a list or a tree, in the order of the keys of its dicts."""
+    """Returns `found`, sorted by position in the tree `variables`, where dict keys keep their insertion order."""
     leaves = jax.tree.leaves(variables, is_leaf=_is_leaf)
     rank = {id(leaves[at]): number for number, at in enumerate(positions_in_order(variables, is_leaf=_is_leaf))}
     return sorted(found, key=lambda variable: rank.get(id(variable), 0))
 
 
 class PairsOf(list[Pair]):
-    """Pairs of a gradient and a variable, in JAX's order, and the list or tree of variables that they come from."""
+    """A list of (gradient, variable) pairs that also stores the list or tree from which the variables come."""
 
     def __init__(self, pairs: Iterable[Pair], variables: PyTree) -> None:
         super().__init__(pairs)
@@ -176,7 +176,7 @@ class PairsOf(list[Pair]):
 
 
 def pairs_in_key_order(given: Sequence[Any], pairs: Sequence[Pair]) -> list[Variable]:
-    """Returns the variables of `pairs`, in the order of the dict keys in `given`, from which `pairs` was made."""
+    """Returns the variables of `pairs`, sorted by position in `given`, where dict keys keep their insertion order."""
     variables = given.variables if isinstance(given, PairsOf) else [one for _, one in given]
     return in_key_order(variables, [variable for _, variable in pairs])
 

@@ -122,7 +122,7 @@ class Optimizer:
 
     @property
     def iterations(self) -> Variable:
-        """The ``i32[]`` variable that counts the updates applied so far; to resume at a step, assign its number."""
+        """The ``i32[]`` variable that counts the updates applied so far; to resume at step ``n``, assign ``n``."""
         if self._iterations is None:
             once(self._build_scalars)
         assert self._iterations is not None
@@ -165,7 +165,7 @@ class Optimizer:
         return Made(scalars, self._slots.groups())
 
     def given_rate(self) -> LearningRate | None:
-        """Returns the learning rate given to the optimizer, for checkpoints; None if the optax chain has its own."""
+        """Returns the learning rate passed to the optimizer, for checkpoints; None if none was passed."""
         return self._rate
 
     def __repr__(self) -> str:

@@ -111,13 +111,13 @@ def _plain(leaf: Operand) -> Any:
 
 
 class _Name(str):
-    """A variable's name as a key of the parameters: equal to the name, and told apart from other keys of a state."""
+    """The name of a variable as a dict key; its type tells the key apart from equal strings in an optax state."""
 
     __slots__ = ()
 
 
 def _dicts_by_variable(paths: Sequence[Path], parameters: Mapping[str, Any]) -> set[Path]:
-    """Returns the paths in an optax state of the dicts whose keys are names of variables that the transform has copied.
+    """Returns the paths of dicts in an optax state whose keys are all names of variables, `_Name` or plain strings.
 
     Other dicts (the hyperparameters of `optax.inject_hyperparams`, the labels of `optax.partition`) may also have keys
     that are names of variables (``"b1"``). They have other keys too, or contain the variables deeper inside.
