@@ -95,7 +95,7 @@ def _elastic(environment: Mapping[str, str]) -> Evidence | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects that `srun` started this process as a task; the shell of `salloc` or `sbatch` is not one."""
+    """Detects that this process is one of several tasks of `srun`, not the shell that `salloc` or `sbatch` started."""
     if "SLURM_STEP_NODELIST" not in environment or "SLURM_PROCID" not in environment:
         return None
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
@@ -103,7 +103,7 @@ def _slurm(environment: Mapping[str, str]) -> Evidence | None:
 
 
 def _kubernetes(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects a pod of an indexed Kubernetes job; pod 0 counts only if `settings.NODES` says that there are others."""
+    """Detects a pod of an indexed Kubernetes job; pod 0 counts only if `settings.NODES` is larger than 1."""
     index = _number(environment, "JOB_COMPLETION_INDEX")
     if "KUBERNETES_SERVICE_HOST" not in environment or (index < 1 and (settings.NODES.read(environment) or 1) == 1):
         return None
