@@ -211,7 +211,7 @@ class _Handshake:
 
 
 def _lines(connection: socket.socket, rest: bytes, limit: int) -> Iterator[bytes]:
-    """Yields whole lines of at most `limit` bytes; stops at a longer one."""
+    """Yields the received lines; ends with the connection, or if an unfinished line exceeds `limit` bytes."""
     received, searched = bytearray(rest), 0
     while True:
         end = received.find(b"\n", searched)
