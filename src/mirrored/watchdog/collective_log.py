@@ -104,7 +104,7 @@ class CollectiveLog:
         self.inside = False
 
     def cancel(self) -> None:
-        """Removes the last logged operation, because this worker executes another operation before it."""
+        """Removes the operation that was logged last, so that another operation can be logged before it."""
         number, place = self.count, self._here
         assert place is not None  # `arrive` was called last
         self.inside = False

@@ -182,7 +182,7 @@ class Watchdog:
                 self._fail(f"{verdict}\n  (the limit is {settings.WATCHDOG_SECONDS.name}={limit:g})")
 
     def _confirm(self, certain: str | None) -> None:
-        """Ends the job if several checks in a row find a mismatch; reports the first mismatch, nearest to the cause."""
+        """Ends the job after several consecutive checks found a mismatch; reports the mismatch of the first check."""
         self._suspicions = [] if certain is None else [*self._suspicions, certain]
         if len(self._suspicions) >= _CONFIRMATIONS:
             self._fail(self._suspicions[0])
@@ -203,7 +203,7 @@ class Watchdog:
                 self._reported_alone.add(key)
 
     def _report_silence(self) -> None:
-        """Reports workers without a heartbeat, shortly before JAX's runtime ends the other workers because of them."""
+        """Reports each worker whose heartbeats have stopped, shortly before JAX's runtime ends the other workers."""
         limit, now = 0.7 * self._heartbeat_seconds, time.monotonic()
         if now - self._answered_at > limit:
             silent = [0]
@@ -224,7 +224,7 @@ class Watchdog:
             tell_launcher(text)
 
     def _report_exit(self, kind: str, text: str) -> None:
-        """Tells the other workers why this worker ends; adds the prefix `FOLLOWS` to causes that they also detect."""
+        """Tells other workers why this worker ends; adds the prefix `FOLLOWS` if every worker detects the cause."""
         if self._peers is not None and kind not in ("hang", "lost-peer"):
             self._peers.announce_end("failing", text)
         elif self._peers is not None:

@@ -99,7 +99,7 @@ class WorkerProgress:
         return self.stretches[bisect.bisect_right([one.first for one in self.stretches], number) - 1]
 
     def called(self, number: int) -> str | None:
-        """Formats collective operation `number` as ``name (time n)``, its n-th call; None if it is not in the log."""
+        """Formats operation `number`, the n-th call of ``name``, as ``name (time n)``; None if the log lacks it."""
         stretch = self.span_of(number)
         return None if stretch is None else f"{stretch.label} (time {stretch.time + number - stretch.first})"
 
