@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrored._jax.trees import Structure, in_order_of, transformed, tree_flatten, tree_map
+from mirrored._jax.trees import Structure, in_order_of, transformed, tree_flatten, tree_map, with_new_containers
 
 
 class Pair(NamedTuple):
@@ -125,3 +125,14 @@ def test_a_transformed_function_gets_and_returns_keys_in_order(transform: Any) -
     row = {"z": jnp.ones(2), "a": jnp.zeros(2)}
     result = transformed(transform, swapped)(row, later=jnp.full(2, 5.0), earlier=jnp.full(2, 7.0))
     assert [(key, value.tolist()) for key, value in result.items()] == [("z", [5, 5]), ("a", [8, 8])]
+
+
+def test_new_containers_hold_the_same_leaves() -> None:
+    leaf = jnp.zeros(2)
+    value = {"b": [leaf, {"c": leaf}], "a": Pair(leaf, [])}
+    made = with_new_containers(value)
+    made["b"][1]["c"] = made["a"].second.append(1)
+    assert list(value) == list(made) == ["b", "a"]
+    assert value["b"][1]["c"] is made["b"][0] is leaf
+    assert value["a"].second == []
+    assert with_new_containers(b"text") == b"text"

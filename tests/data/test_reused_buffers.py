@@ -201,6 +201,55 @@ def test_functions_and_loops_cannot_change_what_a_dataset_keeps(dataset: Dataset
     assert [element.tolist() for element in dataset] == before
 
 
+def dicts() -> Dataset:
+    return Dataset.range(1, 4).map(lambda n: {"x": n, "y": {"z": [n]}})
+
+
+def every(_: object) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        dicts().cache(),
+        dicts().filter(every).cache(),
+        dicts().filter(every).cache().shuffle(3, seed=0),
+        dicts().take(1).cache().repeat(3),
+        Dataset.from_tensors({"x": 1, "y": {"z": np.ones(1, np.int64)}}),
+        Dataset.from_tensors({"x": 1, "y": {"z": np.ones(1, np.int64)}}).cache().repeat(3),
+    ],
+    ids=["cached", "cached stream", "cached stream, shuffled", "cached, repeated", "tensors", "tensors, repeated"],
+)
+def test_functions_and_loops_that_change_dicts_do_not_change_what_a_dataset_keeps(dataset: Dataset) -> None:
+    """They changed the elements of the next epoch, too."""
+
+    def change(features: dict[str, Any]) -> dict[str, Any]:
+        features["x"] = features["x"] * 10
+        features["y"].pop("z")
+        return features
+
+    before = sorted(int(element["x"]) for element in dataset)
+    for _ in range(2):
+        assert sorted(int(element["x"]) for element in dataset.map(change)) == [10 * n for n in before]
+        assert sorted(int(change(element)["x"]) for element in dataset) == [10 * n for n in before]
+        assert sorted(int(element["x"]) for element in dataset) == before
+
+
+def test_two_uses_of_a_cache_in_one_dataset_have_dicts_of_their_own() -> None:
+    cached = dicts().cache()
+    both = Dataset.zip((cached.map(lambda one: one.pop("x")), cached))
+    assert [(int(x), int(one["x"])) for x, one in both] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_window_that_is_read_twice_has_dicts_of_its_own() -> None:
+    def twice(_: object, window: Dataset) -> Dataset:
+        return window.map(lambda one: one.pop("x")).concatenate(window.map(lambda one: one["x"]))
+
+    windows = dicts().filter(every).group_by_window(lambda _: 0, twice, 3)
+    assert [int(x) for x in windows] == [1, 2, 3, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "windows",
     [

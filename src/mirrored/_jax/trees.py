@@ -76,6 +76,11 @@ def tree_map(
     return in_order_of(value, jax.tree.map(function, value, *rest, is_leaf=is_leaf))
 
 
+def with_new_containers(value: PyTree) -> Any:
+    """Returns a pytree of the same leaves in new dicts and lists, so that changes of one do not show in the other."""
+    return value if isinstance(value, np.ndarray | np.generic | bytes) else tree_map(lambda leaf: leaf, value)
+
+
 def is_same_place(path: Sequence[Any], other: Sequence[Any]) -> bool:
     """Returns whether two pytree paths lead to the same leaf; a field may be given by name or by position.
 

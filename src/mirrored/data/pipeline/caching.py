@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
-from mirrored._jax.trees import tree_map
+from mirrored._jax.trees import tree_map, with_new_containers
 from mirrored.data.cursors import Cursor, Failed, beyond_end_error, has_passed
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
@@ -26,6 +26,8 @@ class Cached(OneParent, CursorTransformation):
         items: The elements by index, for each version of keys and set of seeds. A restored position has its own.
         complete: All elements of a sequential dataset, for each version of keys and set of seeds.
 
+    The receiver of an element may change its dict or list, so each pass returns new ones of the same arrays.
+
     A copy of the operation, such as the one that reads a worker's files, starts with an empty cache.
     """
 
@@ -42,10 +44,12 @@ class Cached(OneParent, CursorTransformation):
         items = self.items.setdefault(self._key(run), {})
 
         def kept(index: int) -> Element:
-            if index in items:
-                return items[index]
-            element = tree_map(frozen, rows.item(index))
-            return items.setdefault(index, element) if run.fills_caches else element
+            if index not in items:
+                element = tree_map(frozen, rows.item(index))
+                if not run.fills_caches:
+                    return element
+                items.setdefault(index, element)
+            return with_new_containers(items[index])
 
         return ItemRows(rows.length, kept)
 
@@ -77,13 +81,13 @@ class _CacheCursor:
             if self._place == len(elements):
                 raise StopIteration
             self._place += 1
-            return elements[self._place - 1]
+            return with_new_containers(elements[self._place - 1])
         self._fill(self._place + 1)
         self._place += 1
         element = self._read[self._place - 1]
         if type(element) is Failed:
             raise element.error
-        return element
+        return with_new_containers(element)
 
     def _fill(self, count: int) -> None:
         if self._reading is None:

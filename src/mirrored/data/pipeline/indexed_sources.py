@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mirrored._jax.arrays import aligned_empty, frozen
-from mirrored._jax.trees import tree_map
+from mirrored._jax.trees import tree_map, with_new_containers
 from mirrored._typing import PyTree
 from mirrored.data.calling import close_each
 from mirrored.data.cursors import Cursor
@@ -150,8 +150,8 @@ class ListSource(MemorySource):
         return len(self.elements)
 
     def item(self, index: int) -> Element:
-        """Returns the element at an index of the list."""
-        return self.elements[index]
+        """Returns the element at an index of the list, in new dicts and lists, which its receiver may change."""
+        return with_new_containers(self.elements[index])
 
     def rows(self, positions: range | np.ndarray) -> Element:
         """Returns the elements at the given indices of the list, stacked into one batch."""
