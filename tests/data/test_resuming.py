@@ -168,14 +168,43 @@ def test_batches_that_anybody_yields_resume_by_counting() -> None:
     assert [numbers(element, strategy) for element in elsewhere] == [[4], [5, 6, 7, 8, 9]]
 
 
+def generated(size: int) -> Dataset:
+    return Dataset.from_generator(lambda: (np.arange(i, i + size) for i in range(0, 24, size)))
+
+
+def numbered(size: int) -> Dataset:
+    return Dataset.range(0, 24, size).map(lambda start: np.arange(start, start + size))
+
+
+def every(_: object) -> bool:
+    return True
+
+
+def not_negative(start: Any, size: int) -> np.ndarray:
+    if start < 0:
+        raise ValueError("the batch is broken")
+    return np.arange(start, start + size)
+
+
 BATCHES_OF_USERS: dict[str, Callable[[int], Dataset]] = {
-    "generator": lambda n: Dataset.from_generator(lambda: (np.arange(i, i + n) for i in range(0, 24, n))),
+    "generator": lambda n: generated(n),
     "list": lambda n: Dataset.from_generator(lambda: [np.arange(i, i + n) for i in range(0, 24, n)]),
     "prefetched": lambda n: Dataset.from_generator(lambda: map(np.arange, range(0, 24, n), range(n, 25, n))).prefetch(
         2
     ),
-    "map of numbers": lambda n: Dataset.range(0, 24, n).map(lambda start: np.arange(start, start + n)),
+    "map of numbers": lambda n: numbered(n),
     "flat_map": lambda n: Dataset.range(0, 24, 12).flat_map(lambda start: Dataset.range(start, start + 12).batch(n)),
+    "generator, filter": lambda n: generated(n).filter(every),
+    "generator, cache": lambda n: generated(n).cache(),
+    "generator, map, take, prefetch": lambda n: generated(n).map(lambda x: x).take(99).prefetch(2),
+    "generator, shuffle": lambda n: generated(n).shuffle(1),
+    "generator, random_map": lambda n: generated(n).random_map(lambda x, rng: x),
+    "generator, ignore_errors": lambda n: generated(n).ignore_errors(),
+    "concatenation": lambda n: generated(n).take(0).concatenate(generated(n)),
+    "zip": lambda n: Dataset.zip((generated(n), generated(n))).map(lambda x, y: x),
+    "cached map of numbers": lambda n: numbered(n).cache(),
+    "cached stream": lambda n: numbered(n).filter(every).cache(),
+    "first batch fails": lambda n: Dataset.range(-n, 24, n).map(lambda start: not_negative(start, n)).ignore_errors(),
     "shuffled": lambda n: (
         Dataset.range(2).shuffle(2, seed=3).flat_map(lambda i: Dataset.range(12 * i, 12 * i + 12).batch(n - 2 * int(i)))
     ),
@@ -205,6 +234,26 @@ def test_batches_of_user_functions_resume_after_the_examples(name: str, before: 
     assert sorted(taken + rest) == list(range(24))
 
 
+@pytest.mark.parametrize("make", [generated, numbered, lambda n: generated(n).filter(every)])
+def test_a_position_after_more_batches_than_the_data_now_has(make: Callable[[int], Dataset]) -> None:
+    """The same examples are fewer batches if these are larger."""
+    assert rest_after(make(2), make(6), steps=8) == list(range(16, 24))
+
+
+def test_the_size_of_the_first_batch_fills_no_cache() -> None:
+    seen: list[int] = []
+
+    def batch(start: Any) -> np.ndarray:
+        seen.append(int(start))
+        return np.arange(start, start + 4)
+
+    dataset = Dataset.range(0, 24, 4).map(batch).cache()
+    assert rest_after(numbered(4).cache(), dataset, steps=3) == list(range(12, 24))
+    assert seen == [0, 12, 16, 20]
+    assert len(list(dataset)) == 6
+    assert seen == [0, 12, 16, 20, 0, 4, 8]
+
+
 def from_file(size: int, rewinds: bool) -> Dataset:
     """24 numbers from a file that all generators of the dataset share, `size` in each element."""
     file = io.BytesIO(bytes(range(24)))
@@ -230,7 +279,7 @@ def rest_after(saved: Dataset, restored: Dataset, steps: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize(("rewinds", "before", "after"), [(True, 4, 4), (False, 4, 4), (True, 8, 4)])
-@pytest.mark.parametrize("then", [lambda d: d, lambda d: d.map(lambda x: x).repeat(1)])
+@pytest.mark.parametrize("then", [lambda d: d, lambda d: d.map(lambda x: x).repeat(1), lambda d: d.filter(every)])
 def test_generators_may_share_a_file(then: Any, rewinds: bool, before: int, after: int) -> None:
     """A second generator, which showed the size of the first batch, moved the file that the restored one reads."""
     rest = rest_after(then(from_file(before, rewinds)), then(from_file(after, rewinds)))

@@ -142,17 +142,22 @@ class DatasetSource(Source):
             return False
         counts = full is not None and state["count"] and is_batched(self.dataset.node) is None
         source, functions = self._source_of_batches()
-        size = self._first_size(iterator, state) if counts and source is None else None
-        if source is not None:
-            source.take_first()  # of an earlier position
-        if not iterator.restore(state):
-            return False
-        if source is not None:
-            size = _size_after(functions, source.take_first())
-        if not counts or size in (None, full):
-            return True
-        iterator.set_state({**state, "position": None, "count": 0})  # the position counts batches of another size
-        return False
+        if source is None:
+            # A position counts batches. If their size differs, or is not known, the examples are counted instead.
+            return iterator.restore(state, again=counts and self._first_size(iterator, state) != full)
+        source.take_first()  # of an earlier position
+        too_short: InputError | None = None
+        try:
+            if not iterator.restore(state):
+                return False
+        except InputError as error:
+            too_short = error  # of the same examples there are fewer batches if these are larger
+        size = _size_after(functions, source.take_first())
+        if counts and size not in (None, full):
+            return iterator.restore(state, again=True)
+        if too_short is not None:
+            raise too_short
+        return True
 
     def _source_of_batches(self) -> tuple[IterableSource | None, list[Mapped]]:
         """Returns the user iterable that yields the batches (or None), and the pipeline's final `map` operations.
@@ -173,7 +178,7 @@ class DatasetSource(Source):
         A second iterator of a user's iterable may share a file handle or a connection with the one that is restored.
         So another one is read only without such a source, and before the position is restored.
         """
-        if any(step.keeps_elements or isinstance(step, IterableSource) for step in nodes(self.dataset.node)):
+        if any(isinstance(step, IterableSource) for step in nodes(self.dataset.node)):
             return None
         try:
             return batch_size(iterator.first_of(state))

@@ -15,7 +15,7 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options, merged_options
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
-from mirrored.data.pipeline.nodes import KEYS, Node, Run, drawing, nodes, places_of, seeded
+from mirrored.data.pipeline.nodes import KEYS, Node, Run, drawing, first_element, nodes, places_of, seeded
 from mirrored.data.pipeline.positions import (
     check_recorded,
     check_same,
@@ -189,8 +189,8 @@ class DatasetIterator(IteratedAsPython):
                 "position": self._cursor().get_state(self._count) if self._end is None else position_of(self._end),
             }
 
-    def restore(self, state: dict[str, Any]) -> bool:
-        """Restores a saved read position; if the dataset's operations have changed since, begins the epoch again.
+    def restore(self, state: dict[str, Any], again: bool = False) -> bool:
+        """Restores a saved read position; begins its epoch again if `again`, or if the operations have changed since.
 
         Returns:
             Whether the position itself was restored.
@@ -200,7 +200,8 @@ class DatasetIterator(IteratedAsPython):
         """
         own = self._recorded
         self._check_epochs(state)
-        if state.get("pipeline") == self._outline and state.get("grouping", own["grouping"]) == own["grouping"]:
+        is_same = state.get("pipeline") == self._outline and state.get("grouping", own["grouping"]) == own["grouping"]
+        if is_same and not again:
             self.set_state(state)
             return True
         check_same(state.get("order", own["order"]), own["order"])
@@ -271,14 +272,10 @@ class DatasetIterator(IteratedAsPython):
             before[0].close()
 
     def first_of(self, state: dict[str, Any]) -> Element:
-        """Returns the first element of the pass in which a position was saved; reads it with a separate iterator."""
+        """Returns the first element of a saved position's pass; a separate iterator reads it, and fills no cache."""
         seeds = {**self._seeds, **dict(zip(map(id, seeded(self._node)), state["seeds"], strict=True))}
         draws = (state["draws"]["number"], state["draws"]["pass"]) if "draws" in state else self.draws
-        cursor = self._node.cursor(self._run(state["iteration"], seeds, True, state.get("keys", 1), draws))
-        try:
-            return next(cursor)
-        finally:
-            cursor.close()
+        return first_element(self._node, self._run(state["iteration"], seeds, True, state.get("keys", 1), draws))
 
     @functools.cached_property
     def _cardinality(self) -> int:

@@ -382,15 +382,15 @@ def length_as_cardinality(length: int) -> int:
     return INFINITE_CARDINALITY if length >= ENDLESS else length
 
 
-def first_element(node: Node) -> Element:
-    """Computes the first element of a dataset in a separate pass, to infer the elements' shapes and dtypes.
+def first_element(node: Node, run: Run | None = None) -> Element:
+    """Computes the first element of a dataset in a separate pass, to infer shapes and dtypes, or as in the pass `run`.
 
     The pass fills no cache.
 
     Raises:
         NoElementError: The dataset is empty.
     """
-    cursor = node.cursor(Run(fills_caches=False))
+    cursor = node.cursor(dataclasses.replace(run or Run(), fills_caches=False))
     try:
         return next(cursor)
     except StopIteration:
