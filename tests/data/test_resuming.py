@@ -355,6 +355,70 @@ def test_lists_from_a_function_resume(before: int, after: list[list[int]]) -> No
         assert [numbers(element, strategy) for element in continued] == after
 
 
+FROM_FUNCTIONS: dict[str, Callable[[int], Any]] = {
+    "list": lambda n: [np.arange(i, i + n) for i in range(0, 24, n)],
+    "generator": generated,
+    "generator, filter": lambda n: generated(n).filter(every),
+    "map of numbers": numbered,
+    "batch": lambda n: Dataset.range(24).batch(n),
+    "batch, map": lambda n: Dataset.range(24).batch(n).map(lambda x: x),
+}
+
+
+@pytest.mark.parametrize("name", FROM_FUNCTIONS)
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 4), (4, 2), (2, 2)])
+def test_datasets_from_a_function_resume_on_another_number_of_replicas(name: str, before: int, after: int) -> None:
+    """The function makes smaller batches for more replicas: a number of batches would be another number of examples."""
+
+    def reading(replicas: int) -> Any:
+        return iter(
+            strategy_of(replicas).distribute_datasets_from_function(
+                lambda context: FROM_FUNCTIONS[name](context.get_per_replica_batch_size(8))
+            )
+        )
+
+    saved = reading(before)
+    next(saved)
+    state = json.loads(json.dumps(saved.get_state()))
+    restored = reading(after)
+    restored.set_state(state)
+    assert numbers(next(restored), strategy_of(after)) == list(range(8, 16))
+    state = json.loads(json.dumps(restored.get_state()))
+    for replicas in (before, after):
+        again = reading(replicas)
+        again.set_state(state)
+        assert [numbers(element, strategy_of(replicas)) for element in again] == [list(range(16, 24))]
+
+
+@pytest.mark.parametrize("name", FROM_FUNCTIONS)
+def test_a_position_inside_an_element_from_a_function_is_refused(name: str) -> None:
+    strategy = strategy_of(1)
+    saved, restored = (
+        iter(strategy.distribute_datasets_from_function(lambda context, n=n: FROM_FUNCTIONS[name](n))) for n in (3, 4)
+    )
+    next(saved)
+    with pytest.raises(ArgumentError, match="after 3 examples, inside an element of 4 examples"):
+        restored.set_state(saved.get_state())
+    assert numbers(next(restored), strategy) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", FROM_FUNCTIONS)
+@pytest.mark.parametrize("kind", ["taken", "rows"])
+def test_positions_from_a_function_of_earlier_versions_are_restored(name: str, kind: str) -> None:
+    strategy = strategy_of(2)
+    distributed = strategy.distribute_datasets_from_function(lambda context: FROM_FUNCTIONS[name](4))
+    reading = iter(distributed)
+    next(reading)
+    state = reading.get_state()
+    del state["reader"]["given"], state["reader"]["full"]
+    state["reader"][kind] = [2] if kind == "taken" else 1
+    for expected in (list(range(8, 16)), list(range(16, 24))):
+        restored = iter(distributed)
+        restored.set_state(json.loads(json.dumps(state)))
+        assert numbers(next(restored), strategy) == expected
+        state = restored.get_state()
+
+
 DATA: dict[str, Callable[[Any], Any]] = {
     "dataset": lambda strategy: strategy.experimental_distribute_dataset(Dataset.range(30).batch(2)),
     "shuffled": lambda strategy: strategy.experimental_distribute_dataset(Dataset.range(30).shuffle(9).batch(2)),

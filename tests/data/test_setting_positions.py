@@ -68,7 +68,7 @@ def wrong(state: dict[str, Any], kind: str) -> dict[str, Any]:
     if kind == "pipelines":
         changed["reader"]["sources"] = [None] * 3
     else:
-        changed["reader"]["taken"] = [1000]
+        changed["reader"]["given"] = [1000]
     return changed
 
 
@@ -110,7 +110,7 @@ def test_an_iterator_whose_position_is_lost_does_not_start_over_silently() -> No
     dataset = Dataset.from_generator(lambda: once)
     iterator = iter(mr.MirroredStrategy(["CPU:0"]).distribute_datasets_from_function(lambda context: dataset))
     state = iterator.get_state()
-    state["reader"] |= {"taken": [1000], "sources": [None]}
+    state["reader"] |= {"given": [1000], "sources": [None]}
     with pytest.raises(InputError):
         iterator.set_state(state)
     with pytest.raises((InputError, ArgumentError)):

@@ -1,9 +1,11 @@
-"""Reduces the saved read positions of several workers to a single position, if all workers read the same batches."""
+"""Combines the read positions of workers that read the same batches; refuses one of another number of workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
+
+from mirrored.errors import ArgumentError
 
 _COUNT: Final = "next_iteration"
 
@@ -45,3 +47,31 @@ def _common(parts: Sequence[Any]) -> Any:
     if any(part != first for part in parts):
         raise _DifferentError
     return first
+
+
+def check_workers(state: dict[str, Any], workers: int, read: bool) -> None:
+    """Raises an error if a position was saved with another number of workers that each read their own data.
+
+    The positions of all workers can be equal, so that a checkpoint contains only one, which does not show their number.
+
+    Args:
+        state: The position; those of earlier versions have no number of workers.
+        workers: The number of workers that each read their own data; 1 if all read the same.
+        read: Whether any example was read before the position.
+
+    Raises:
+        ArgumentError: The number of workers differs.
+    """
+    saved = state.get("workers", workers)
+    if saved != workers and read:
+        raise ArgumentError(
+            "DistributedIterator.set_state",
+            found=f"the position was saved by {_readers(saved)}, and is restored by {_readers(workers)}",
+            rule="if each worker reads its own data, positions can be restored only with the same number of workers",
+            remedy=f"resume with {_readers(saved)}, omit the iterator from the checkpoint, or distribute global "
+            "batches (AutoShardPolicy.DATA), whose position fits any number of workers",
+        )
+
+
+def _readers(workers: int) -> str:
+    return f"{workers} workers that read their own data" if workers > 1 else "a worker that reads all of the data"

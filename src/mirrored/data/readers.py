@@ -11,6 +11,7 @@ import numpy as np
 from mirrored._jax.arrays import owned
 from mirrored._jax.trees import tree_map
 from mirrored.data.calling import close_each
+from mirrored.data.common_position import check_workers
 from mirrored.data.cursors import beyond_end_error, read_again
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
@@ -253,7 +254,7 @@ class GlobalBatches:
         Raises:
             ArgumentError: Each worker reads its own data, and the position is one of another number of workers.
         """
-        _check_workers(state, self._source.workers, state["consumed"])
+        check_workers(state, self._source.workers, state["consumed"] > 0)
         self._consumed = state["consumed"]
         self.layout.set_state(state)
         if self._source.restore(self._cursor, state["source"], state["full"]):
@@ -296,7 +297,8 @@ class ElementsInTurn:
         self._num_replicas = num_replicas
         self._scalars = False
         self.layout = Layout()
-        self._taken = [0] * len(sources)
+        self._given: list[int | None] = [0] * len(sources)  # examples; None after a position of an earlier version
+        self._full: list[int | None] = [None] * len(sources)  # examples of the first element; None for a scalar
         self._ended: set[int] = set()
 
     def read(self) -> tuple[Any, int]:
@@ -330,9 +332,15 @@ class ElementsInTurn:
         except StopIteration:
             self._ended.add(index)
             return _NOTHING
-        self._taken[index] += 1
+        self._count(index, element)
         # The source may reuse its buffers for the next replica's element.
         return tree_map(owned, element)
+
+    def _count(self, index: int, element: Element) -> None:
+        given, size = self._given[index], _examples(element)
+        if given == 0:
+            self._full[index] = None if _has_scalars(element) else size
+        self._given[index] = None if given is None else given + size
 
     def no_examples(self) -> Any:
         """Returns a batch with 0 examples for every replica; None if the structure of the batches is not known."""
@@ -347,11 +355,12 @@ class ElementsInTurn:
         return placer.elements(read)
 
     def get_state(self) -> Any:
-        """Returns how far each dataset was read: the iterators' states and the numbers of elements read."""
+        """Returns how far each dataset was read: the iterators' states and the numbers of examples read."""
         positions = [cursor.get_state() for cursor in self._cursors]
         return {
             "sources": positions,
-            "taken": list(self._taken),
+            "given": list(self._given),
+            "full": list(self._full),
             "workers": self._workers,
             **self.layout.get_state(),
         }
@@ -365,10 +374,10 @@ class ElementsInTurn:
         """Restores a read position; the number of datasets must be the same as when the position was saved.
 
         The reader is newly opened and has read nothing. The elements before the position of a source that cannot save
-        one, such as a list, are read again.
+        one, such as a list, or has elements of another size than when it was saved, are read again.
 
         Raises:
-            ArgumentError: The position is one of another number of datasets or workers.
+            ArgumentError: The position is one of another number of datasets or workers, or inside an element.
         """
         if len(state.get("sources", ())) != len(self._cursors):
             raise ArgumentError(
@@ -378,48 +387,42 @@ class ElementsInTurn:
                 rule="the number of input pipelines (calls of the dataset function) must stay the same",
                 remedy="resume with the same number of input pipelines, or use experimental_distribute_dataset",
             )
-        # Positions of earlier versions have "rows", the number of elements that each replica has received, instead.
+        # Positions of earlier versions have the number of elements: "taken", or "rows", that of each replica.
         of_each = state.get("rows", 0) * self._num_replicas // len(self._cursors)
         taken = list(state.get("taken", [of_each] * len(self._cursors)))
-        _check_workers(state, self._workers, sum(taken))
+        self._given = list(state.get("given", [None if count else 0 for count in taken]))
+        check_workers(state, self._workers, any(count != 0 for count in self._given))
         self._ended.clear()
         self.layout.set_state(state)
-        self._taken = taken
-        for cursor, position, count in zip(self._cursors, state["sources"], self._taken, strict=True):
-            if position is not None:
+        self._full = list(state.get("full", self._full))
+        for index, (source, cursor) in enumerate(zip(self._sources, self._cursors, strict=True)):
+            position, examples = state["sources"][index], self._given[index]
+            if examples is not None:
+                if not source.restore(cursor, position, self._full[index]):
+                    self._read_again(index, examples)
+            elif position is not None:
                 cursor.set_state(position)
-                continue
-            for _ in range(count):
-                read_again(cursor)
+            else:
+                self._given[index] = 0
+                for _ in range(taken[index]):
+                    self._count(index, read_again(cursor))
+
+    def _read_again(self, index: int, examples: int) -> None:
+        """Reads a dataset's elements again, up to a number of examples; raises ArgumentError inside an element."""
+        self._given[index] = 0
+        while (self._given[index] or 0) < examples:
+            self._count(index, read_again(self._cursors[index]))
+        if self._given[index] != examples:
+            raise ArgumentError(
+                "DistributedIterator.set_state",
+                found=f"the position is after {examples} examples, inside an element of {self._full[index]} examples",
+                rule="each element goes to one replica, so a position lies between two elements of the dataset",
+                remedy="return batches whose size divides the number of examples before the position",
+            )
 
     def close(self) -> None:
         """Closes the iterators over the datasets."""
         close_each(self._cursors)
-
-
-def _check_workers(state: dict[str, Any], workers: int, read: int) -> None:
-    """Raises ArgumentError if the number of workers that read their own data has changed since a position was saved.
-
-    The positions of all workers can be equal, so that a checkpoint contains only one, which does not show their number.
-
-    Args:
-        state: The position; those of earlier versions have no number of workers.
-        workers: The number of workers that each read their own data; 1 if all read the same.
-        read: How many examples or elements were read before the position.
-    """
-    saved = state.get("workers", workers)
-    if saved != workers and read:
-        raise ArgumentError(
-            "DistributedIterator.set_state",
-            found=f"the position was saved by {_readers(saved)}, and is restored by {_readers(workers)}",
-            rule="if each worker reads its own data, positions can be restored only with the same number of workers",
-            remedy=f"resume with {_readers(saved)}, omit the iterator from the checkpoint, or distribute global "
-            "batches (AutoShardPolicy.DATA), whose position fits any number of workers",
-        )
-
-
-def _readers(workers: int) -> str:
-    return f"{workers} workers that read their own data" if workers > 1 else "a worker that reads all of the data"
 
 
 def _has_scalars(element: Element) -> bool:
