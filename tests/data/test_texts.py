@@ -36,3 +36,12 @@ def test_texts_of_numpy_arrays_are_padded_with_texts(texts: list[Any], padding: 
     assert read(rows.padded_batch(2, [2], padding)) == [[[one, filled] for one in texts]]
     with pytest.raises(ArgumentError, match="the padding value 0"):
         read(rows.padded_batch(2, [2], 0))
+
+
+def test_padding_and_bucketing_keep_single_texts_as_bytes() -> None:
+    """They were arrays of dim 0 in the batch, which have no hash, and which `save` refused."""
+    rows = Dataset.from_tensor_slices((np.array([1, 2]), ["cat", "horse"])).map(lambda n, text: (np.ones(n), text))
+    for batches in (rows.padded_batch(2), rows.bucket_by_sequence_length(lambda n, text: len(n), [9], [2, 2])):
+        ((_, texts),) = batches
+        assert [type(text) for text in texts] == [bytes, bytes]
+        assert texts.tolist() == [b"cat", b"horse"]

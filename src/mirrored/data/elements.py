@@ -384,7 +384,7 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
     out[...] = padding
     for row, leaf in enumerate(column):
         corner: tuple[Any, ...] = (row, *(slice(0, n) for n in leaf.shape))
-        out[corner] = leaf
+        out[corner] = leaf[()]  # an array of dim 0 would itself be stored among objects
     return out
 
 
