@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,17 @@ def test_padding_fills_up_to_one_shape_and_marks_the_real_examples(replicas: int
         batch, mask = placement.pad({"id": np.arange(size)}, replicas, full)
         assert len(mask) == len(batch["id"]) == -(-full // replicas) * replicas
         assert batch["id"][mask].tolist() == list(range(size))
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_padding_repeats_the_last_object(kind: Any) -> None:
+    """Such as the boxes of each picture: the items of the last object were taken for examples."""
+    rows = np.empty(3, object)
+    rows[:] = [kind([1]), kind([2, 3]), kind([4, 5, 6])]
+    for padded in (4, 6):
+        batch, mask = placement.pad(rows, padded)
+        assert [list(row) for row in batch] == [[1], [2, 3]] + [[4, 5, 6]] * (padded - 2)
+        assert mask.sum() == 3
 
 
 def test_padding_repeats_the_last_example() -> None:

@@ -171,7 +171,8 @@ def _filled(leaf: np.ndarray, padded: int) -> np.ndarray:
     if leaf.shape[0] == 0:
         return np.zeros((padded, *leaf.shape[1:]), leaf.dtype)
     out = aligned_empty((padded, *leaf.shape[1:]), leaf.dtype)
-    out[: leaf.shape[0]], out[leaf.shape[0] :] = leaf, leaf[-1]
+    # A slice, because an object that is itself a sequence would be spread over the rows.
+    out[: leaf.shape[0]], out[leaf.shape[0] :] = leaf, leaf[-1:]
     return out
 
 
