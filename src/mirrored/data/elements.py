@@ -7,7 +7,7 @@ enter the pipeline (`own_element`), because a generator or a function may write 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -17,6 +17,7 @@ from mirrored._jax.arrays import aligned_empty, expose, frozen, owned, refuse_ma
 from mirrored._jax.sequences import has_wide_items
 from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import HostArray, PyTree
+from mirrored.data.padded_shapes import check_rank, padded_shapes_of, per_leaf
 from mirrored.errors import ArgumentError, StructureError
 
 Element: TypeAlias = Any
@@ -291,7 +292,7 @@ def pad_and_stack(elements: Sequence[Element], shapes: PyTree, values: PyTree, c
     """
     columns, treedef = _columns(elements, called)
     padded_shapes = padded_shapes_of(shapes, treedef, called)
-    padding = _per_leaf(values, treedef, called, "padding_values", lambda part: part is None)
+    padding = per_leaf(values, treedef, called, "padding_values", lambda part: part is None)
     stacked = [
         _pad_column(_alike(column, name, called), shape, value, called)
         for column, name, shape, value in zip(columns, _names(elements[0]), padded_shapes, padding, strict=True)
@@ -316,56 +317,10 @@ def _alike(column: list[Any], name: str, called: str) -> list[np.ndarray]:
     return arrays
 
 
-def padded_shapes_of(shapes: PyTree, treedef: Structure, called: str) -> list[Any]:
-    """Returns one padded shape per leaf of an element; a dim of None stands for the dim's largest size in the batch.
-
-    Raises:
-        StructureError: `shapes` has another structure than the element.
-    """
-    return _per_leaf(shapes, treedef, called, "padded_shapes", _is_shape)
-
-
-def _is_shape(part: object) -> bool:
-    return part is None or (isinstance(part, list | tuple) and all(n is None or isinstance(n, int) for n in part))
-
-
-def _per_leaf(tree: PyTree, treedef: Structure, called: str, name: str, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """Broadcasts a single value, or a pytree prefix of values, to a list with one value per leaf of an element."""
-    leaves, own = jax.tree.flatten(tree, is_leaf=is_leaf)
-    if own == treedef.treedef or len(leaves) == treedef.num_leaves == 1:
-        return leaves
-    if jax.tree_util.treedef_is_leaf(own):
-        return leaves * treedef.num_leaves
-    found: list[Any] = [None] * treedef.num_leaves
-
-    def put(value: object, part: PyTree) -> None:
-        for place in jax.tree.leaves(part):
-            found[place] = value
-
-    try:
-        jax.tree.map(put, _plain(tree, is_leaf), _plain(treedef.unflatten(range(treedef.num_leaves))), is_leaf=is_leaf)
-    except (ValueError, TypeError, KeyError):
-        raise StructureError(
-            called,
-            found=f"{name}={tree!r}, and the elements are {treedef}",
-            rule=f"{name} must have the structure of an element, or be one value for all leaves",
-            remedy="pass the same keys and tuple lengths as the elements have; None stands for the default",
-        ) from None
-    return found
-
-
-def _plain(tree: PyTree, is_leaf: Callable[[Any], bool] = lambda part: False) -> Any:
-    """Converts mappings of a pytree to dicts, and its lists and named tuples to plain tuples."""
-    if is_leaf(tree):
-        return tree
-    if isinstance(tree, Mapping):
-        return {key: _plain(part, is_leaf) for key, part in tree.items()}
-    return tuple(_plain(part, is_leaf) for part in tree) if isinstance(tree, list | tuple) else tree
-
-
 def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, value: object, called: str) -> np.ndarray:
     if shape is None:
         shape = (None,) * column[0].ndim
+    check_rank(shape, column[0].ndim, called)
     longest = [max(leaf.shape[axis] for leaf in column) for axis in range(column[0].ndim)]
     full = tuple(found if want in (None, -1) else want for want, found in zip(shape, longest, strict=True))
     for index, leaf in enumerate(column):

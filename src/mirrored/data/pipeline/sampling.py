@@ -16,6 +16,7 @@ from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import no_end
 from mirrored.data.elements import Element, own_element
+from mirrored.data.padded_shapes import is_shape
 from mirrored.data.pipeline import indexed_sources, shuffling, stateful, transformations
 from mirrored.data.pipeline.iterators import Steps
 from mirrored.data.pipeline.nodes import Node
@@ -395,7 +396,7 @@ class _BucketShapes:
 
 
 def _is_shape(part: object) -> bool:
-    return isinstance(part, list | tuple) and all(dim is None or isinstance(dim, int) for dim in part)
+    return part is not None and is_shape(part)
 
 
 def _filled(shape: Sequence[int | None], size: int) -> tuple[int, ...]:

@@ -23,9 +23,10 @@ from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import transformed
 from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor
-from mirrored.data.elements import Element, joined, pad_and_stack, padded_shapes_of, stack
+from mirrored.data.elements import Element, joined, pad_and_stack, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from mirrored.data.padded_shapes import check_rank, padded_shapes_of
 from mirrored.data.pipeline.ignoring_errors import BatchCursor, mapped
 from mirrored.data.pipeline.nodes import (
     ENDLESS,
@@ -399,7 +400,10 @@ def _padded_spec(parent: PyTree, size: int | None, shapes: PyTree) -> Any:
 
 def _fixed(shape: Sequence[int | None] | None, rank: int) -> list[int | None]:
     """Returns the dims of a padded shape, with None for dims that are padded to the largest size."""
-    return [None] * rank if shape is None else [None if size in (None, -1) else size for size in shape]
+    if shape is None:
+        return [None] * rank
+    check_rank(shape, rank, "Dataset.padded_batch")
+    return [None if size in (None, -1) else size for size in shape]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
