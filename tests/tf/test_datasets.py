@@ -52,6 +52,20 @@ def test_arrays_of_strings_are_bytes(texts: Any) -> None:
     assert seen == [b"a", b"bc", [b"a", b"bc"]]
 
 
+@pytest.mark.parametrize("dtype", [">i2", ">u4", ">f4", ">i8", ">c8"])
+def test_arrays_of_the_other_byte_order_are_tensors(dtype: str) -> None:
+    """As in IDX and FITS files; only elements with a dim were refused, with an error of JAX."""
+    rows = np.arange(4).astype(dtype).reshape(2, 2)
+    dataset = tf.data.Dataset.from_tensor_slices(rows)
+    for made in (dataset, dataset.map(lambda row: row), tf.data.Dataset.range(2).map(lambda n: rows[int(n)])):
+        assert [row.numpy().tolist() for row in made] == rows.tolist()
+        assert all(row.dtype == tf.as_dtype(jax.dtypes.canonicalize_dtype(dtype[1:])) for row in made)
+        assert [batch.numpy().tolist() for batch in made.padded_batch(2)] == [rows.tolist()]
+    assert tf.data.Dataset.from_tensors(rows).get_single_element().numpy().tolist() == rows.tolist()
+    assert dataset.reduce(rows[0], lambda total, row: total + row).numpy().tolist() == [2, 5]
+    assert next(iter(dataset.batch(2))).numpy().tolist() == rows.tolist()
+
+
 def test_functions_and_generators_may_return_arrays_of_strings() -> None:
     assert list(tf.data.Dataset.range(2).map(lambda x: np.str_("a"))) == [b"a", b"a"]
     (batch,) = tf.data.Dataset.from_generator(lambda: iter([np.array(["a", "b"])]))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import fits, owned
+from mirrored._jax.arrays import as_array, fits, owned
 from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.data.elements import Element, handed_out
@@ -30,7 +30,12 @@ def _tensors(element: PyTree) -> Any:
 
 def _tensor(leaf: Leaf) -> Any:
     leaf = strings_as_bytes(leaf)
-    return on_host(leaf) if _stays(leaf) else jnp.asarray(owned(leaf))
+    if _stays(leaf):
+        return on_host(leaf)
+    host = owned(leaf)
+    if isinstance(host, np.ndarray) and not host.dtype.isnative:
+        return as_array(host)  # JAX takes only the machine's byte order
+    return jnp.asarray(host)
 
 
 def _arrays(element: Element) -> Any:
