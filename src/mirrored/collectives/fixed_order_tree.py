@@ -107,7 +107,7 @@ def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any],
 
 
 def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
-    """Sums all replicas' cotangents, ``[replicas, ...]``, and returns the row of each replica on this device."""
+    """VJP rule of `_stack_each`: sums the cotangents of all replicas' copies; returns this device's rows of the sum."""
     total = _sum_of_cotangents(group, cotangents)
     device = 0 if group.axis is None else lax.axis_index(group.axis)
     rows = [group.slots.replica_at(device, k) for k in range(group.local)]

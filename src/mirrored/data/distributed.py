@@ -281,7 +281,7 @@ class DistributedIterator(IteratedAsPython):
             )
 
     def _go_back(self, reader: Reader, before: Any) -> None:
-        """Undoes a failed `_replace_reader`: closes `reader`, or continues with `reader` at the position `before`."""
+        """Undoes a failed replacement: closes the new `reader`, or keeps it at `before` if readers share a position."""
         with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch
             reader.set_state(before)
             if reader.shares_position and self._done is None:

@@ -64,7 +64,7 @@ class DetectedStep:
 
 @dataclasses.dataclass
 class _Calls:
-    """The calls of a function with one signature: their times, and the arguments that change or are earlier results."""
+    """The calls of a function with one signature: their times, and which arguments change or are earlier results."""
 
     step: list[float] = dataclasses.field(default_factory=list)
     dispatch: list[float] = dataclasses.field(default_factory=list)

@@ -36,7 +36,7 @@ class BodyOutputs(NamedTuple):
         return [component for section in self for column in section for component in column]
 
     def split(self, flat: Sequence[Any]) -> BodyOutputs:
-        """Splits a list in the order of `flat()`, such as a jaxpr's output variables, into this object's sections."""
+        """Groups a flat list, such as a jaxpr's output variables, into sections like these; the inverse of `flat`."""
         values = iter(flat)
         sections = [[[next(values) for _ in column] for column in section] for section in self]
         return BodyOutputs(*sections)

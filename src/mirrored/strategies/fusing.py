@@ -131,7 +131,7 @@ class _Body:
         raise _unequal_calls_error(first, f"collectives inside {name} cannot be fused")
 
     def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
-        """Evaluates one jaxpr per local replica, each up to the next fused collective; returns each jaxpr's results."""
+        """Evaluates the local replicas' jaxprs side by side, and each fused collective once all have reached it."""
         walks = [
             _walk(jaxpr, values, functools.partial(self._calls.bind, k))
             for k, (jaxpr, values) in enumerate(zip(jaxprs, inputs, strict=True))

@@ -91,7 +91,7 @@ class Calls:
 def contain(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites the program of a `run` so that empty replica slots emit no gradients and call no Python functions.
+    """Rewrites a run's program so that slots without a replica pass on no gradients and call no Python functions.
 
     An equation that stands for one slot's part in a collective keeps its form, because `fuse` replaces it later. Only
     the gradients of its operands are cut off.

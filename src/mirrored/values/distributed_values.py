@@ -346,7 +346,7 @@ class LocalPerReplica(PerReplica):
 
     @property
     def component_shape(self) -> tuple[int, ...] | None:
-        """The common shape of the components on this device; None if their shapes differ."""
+        """The common shape of the components of this device's replicas; None if their shapes differ."""
         shapes = {getattr(component, "shape", None) for component in self.local}
         return shapes.pop() if len(shapes) == 1 else None
 

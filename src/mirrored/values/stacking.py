@@ -40,7 +40,7 @@ _tracked_reads: list[_TrackedRead] = []
 
 
 def register_tracked_read(read: _TrackedRead) -> None:
-    """Registers a function that reads the components of a stacked array that a gradient tape tracks.
+    """Registers a hook that reads the components of a stacked array so that gradient tapes record the read.
 
     Args:
         read: Returns the components such that tapes record the read; None if no tape tracks the stacked array.

@@ -348,7 +348,7 @@ class DatasetIterator(IteratedAsPython):
         return {"next_iteration": self._epochs.next, "draws": draws}
 
     def begin_as(self, iteration: int, seeds: list[int], draws: tuple[int, int]) -> None:
-        """Sets the pass numbers and random seeds of this iterator; must be called before the first element is read."""
+        """Sets the number of this pass over the dataset, and its random seeds; must be called before the first read."""
         self._iteration, self._continues, self.draws = iteration, True, draws
         self._seeds = dict(zip(self._seeds, seeds, strict=True))
         self._epochs.continue_with(iteration + 1, self._seeds)

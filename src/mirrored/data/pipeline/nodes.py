@@ -310,7 +310,7 @@ class Members(tuple[Node, ...]):
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
-        """Pairs each input dataset with its pass state; repeated uses of a shuffle get different pass states."""
+        """Pairs each input dataset with the `Run` of its pass; inputs that share a shuffle get different ones."""
         places = enumerate(zip(self, self._further_uses, strict=True))
         return [
             (

@@ -252,7 +252,7 @@ def _last(node: Node) -> Node:
 
 
 def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns whether `step` certainly keeps all examples of `count` batches, both of size `size` and `step.size`."""
+    """Returns whether neither batch size, `size` nor `step.size`, can have dropped examples in `count` batches."""
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
     if isinstance(repeat, Concatenated):
