@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.readings import read
+from data.readings import assert_resumes_everywhere, read
 from mirrored.data import ArraySpec, Dataset
 from mirrored.errors import InputError, MissingExtraError, StructureError
 
@@ -241,6 +241,31 @@ def test_a_position_after_errors_of_an_iterator_that_goes_on_is_restored(taken: 
         again.set_state(state)
         again.set_state(again.get_state())
         assert before + [batch.tolist() for batch in again] == [[0, 1], [4, 5], [8, 9], [12, 13]]
+
+
+@pytest.mark.parametrize("source", ["indexed", "stream"])
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda data: data.shard(2, 1).batch(2), [[1, 3], [5, 7]]),
+        (lambda data: data.skip(3).batch(2), [[3, 4], [5, 6], [7]]),
+        (lambda data: data.shard(2, 0).batch(2), [[4, 6]]),
+        (lambda data: data.skip(3).shard(2, 1).shard(2, 1), [6]),
+        (lambda data: Dataset.zip((data.shard(2, 1), Dataset.range(10, 14))), [(1, 10), (3, 11), (5, 12), (7, 13)]),
+    ],
+)
+def test_a_skipped_element_that_raises_leaves_out_no_other(source: str, build: Any, expected: list[Any]) -> None:
+    """In a stream, the batch that was being collected counted the element of another shard, and was left out."""
+
+    def parsed(number: Any) -> Any:
+        if number == 2:
+            raise ValueError("damaged record")
+        return number
+
+    numbers = Dataset.range(8) if source == "indexed" else Dataset.from_generator(lambda: iter(np.arange(8)))
+    dataset = build(numbers.map(parsed)).ignore_errors()
+    assert read(dataset) == expected
+    assert_resumes_everywhere(dataset)
 
 
 def test_an_error_that_was_not_left_out_is_raised_again() -> None:

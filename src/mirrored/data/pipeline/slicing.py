@@ -6,7 +6,7 @@ from typing import Any
 
 from mirrored.data.cursors import Cursor, has_passed
 from mirrored.data.elements import Element
-from mirrored.data.pipeline.ignoring_errors import CountingCursor
+from mirrored.data.pipeline.ignoring_errors import FAULTS, CountingCursor
 
 
 class LimitCursor(CountingCursor):
@@ -35,7 +35,7 @@ class StrideCursor:
         start: The number of elements to skip first.
         step: The distance between two elements.
         ignores_errors: Whether `ignore_errors` follows, so that the iteration goes on after an element that raises an
-            exception. Such an element keeps its place.
+            exception. Such an element keeps its place, and a skipped one raises nothing, as in an indexed pipeline.
     """
 
     def __init__(self, parent: Cursor, start: int, step: int, ignores_errors: bool) -> None:
@@ -44,22 +44,36 @@ class StrideCursor:
 
     def __next__(self) -> Element:
         while self._to_skip:
-            self._read()
+            self._skip()
             self._to_skip -= 1
-        element = self._read()
-        self._to_skip = self._step - 1
-        return element
-
-    def _read(self) -> Element:
-        before = self._parent.get_state() if self._ignores_errors else None
+        before = self._position()
         try:
-            return next(self._parent)
+            element = next(self._parent)
         except StopIteration:
             raise
         except Exception as error:
-            if self._ignores_errors and has_passed(self._parent, before, error):
-                self._to_skip = (self._to_skip or self._step) - 1
+            if self._passed(before, error):
+                self._to_skip = self._step - 1
             raise
+        self._to_skip = self._step - 1
+        return element
+
+    def _skip(self) -> None:
+        """Reads an element to skip. If it raises, its exception is dropped with it: a batch behind would count it."""
+        before = self._position()
+        try:
+            next(self._parent)
+        except (StopIteration, *FAULTS):
+            raise
+        except Exception as error:
+            if not self._passed(before, error):
+                raise
+
+    def _position(self) -> Any:
+        return self._parent.get_state() if self._ignores_errors else None
+
+    def _passed(self, before: object, error: Exception) -> bool:
+        return self._ignores_errors and has_passed(self._parent, before, error)
 
     def get_state(self) -> Any:
         """Returns the parent iterator's position, and the number of its elements to skip before the next result."""
