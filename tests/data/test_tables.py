@@ -177,6 +177,48 @@ def test_rows_that_cannot_be_read_may_be_left_out(tmp_path: Path) -> None:
         batches(str(path), 2, column_defaults=[0, 0])
 
 
+LINES_AROUND = "id,size\n1,a\n{}\n" + "".join(f"{number},ok\n" for number in range(3, 50))
+
+
+@pytest.mark.parametrize("line", ['2,5" pipe', '2,a"b"c"', '2"', '"2"x",a', '2,"a"b"'])
+def test_a_stray_quote_leaves_out_its_own_line_only(tmp_path: Path, line: str) -> None:
+    """Lines with an odd number of quotes were joined with the next one that has one, or with the rest of the file."""
+    path = tmp_path / "stray.csv"
+    path.write_text(LINES_AROUND.format(line))
+    rows = read(Dataset.from_csv(str(path), [0, ""], header=True).ignore_errors())
+    options: dict[str, Any] = {"column_defaults": [0, ""], "ignore_errors": True}
+    (batch,) = batches(str(path), 100, **options)
+    assert batch["id"] == [number for number, _ in rows] == [1, *range(3, 50)]
+
+
+# The rows of TensorFlow's own tests of `CsvDataset` with errors.
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (['1,2"3,4', 'a,b,c"d', '9,8"7,6,5', "e,f,g"], [(b"e", b"f", b"g")]),
+        (['1,"2"3",4', '1,"2"3",4",5,5', 'a,b,"c"d"', "e,f,g"], [(b"e", b"f", b"g")]),
+        (['1,"a', 'b",2', '"x","y""z","w', "", 'v"'], [(b"1", b"a\nb", b"2"), (b"x", b'y"z', b"w\n\nv")]),
+    ],
+)
+def test_quotes_open_fields_as_in_tensorflow(tmp_path: Path, lines: list[str], expected: list[Any]) -> None:
+    path = tmp_path / "quotes.csv"
+    path.write_text("\n".join(lines))
+    assert read(Dataset.from_csv(str(path), [""] * 3).ignore_errors()) == expected
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_fields_have_any_size(tmp_path: Path, quote: str) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text(f"1,{quote}{'x' * 140_000}{quote}\n")
+    assert [(number, len(text)) for number, text in read(Dataset.from_csv(str(path), [0, ""]))] == [(1, 140_000)]
+
+
+@pytest.mark.parametrize("delimiter", ["", "::", '"', "\n"])
+def test_a_delimiter_is_one_character(table: str, delimiter: str) -> None:
+    with pytest.raises(ArgumentError, match="the delimiter must be one character"):
+        Dataset.from_csv(table, [0, 0.0, ""], field_delim=delimiter)
+
+
 def test_inference(tmp_path: Path) -> None:
     path = tmp_path / "kinds.csv"
     path.write_text("a,b,c,d,e,f,g,h\n1,3000000000,1.5,1e400,,1e300,1_000,1_0.5\n,2,x,3.4e39,,1,2,3\n")

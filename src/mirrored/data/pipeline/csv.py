@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, Any, Final
 
 import numpy as np
@@ -150,35 +149,60 @@ class Format:
     fields: tuple[int, ...] | None = None
     count: int | None = None
 
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
+            raise ArgumentError(
+                "CSV",
+                found=f"field_delim={self.delimiter!r}",
+                rule="the delimiter must be one character, and neither a quote nor a line break",
+                remedy='pass one character, such as "," or "\\t"',
+            )
+
     def texts(self, line: bytes) -> list[str]:
         """Splits a CSV line and returns the texts of the selected fields; "" stands for a missing value.
 
         Raises:
             StructureError: The line has the wrong number of fields, or an unterminated quote.
         """
-        try:
-            found = next(self._reader(line.decode()), [""])
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise _line_error(line, f"{error}") from error
-        if self.quotes and b'"' in line and not self._quoted.fullmatch(line.decode()):
-            raise _line_error(line, "a quote inside a field that does not begin with one")
+        found = self._split(line)
         wanted = self.fields if self.fields is not None else range(len(found) if self.count is None else self.count)
         if (self.count is not None and len(found) != self.count) or any(place >= len(found) for place in wanted):
             needed = self.count if self.count is not None else max(wanted) + 1
             raise _line_error(line, f"{len(found)} fields instead of {needed}")
         return ["" if found[place] == self.missing else found[place] for place in wanted]
 
-    @functools.cached_property
-    def _quoted(self) -> re.Pattern[str]:
-        """The regular expression for valid CSV lines: quotes enclose whole fields, and are doubled inside them."""
-        separator = re.escape(self.delimiter)
-        field = f'(?:"(?:[^"]|"")*"|[^"{separator}]*)'
-        return re.compile(f"{field}(?:{separator}{field})*")
+    def _split(self, line: bytes) -> list[str]:
+        # Python's csv.reader limits the size of fields, by a setting of the process.
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise _line_error(line, f"{error}") from error
+        if not self.quotes or '"' not in text:
+            text = text.rstrip("\r\n")
+            if "\n" in text or "\r" in text:
+                raise _line_error(line, "a line break outside of quotes")
+            return text.split(self.delimiter)
+        line_grammar, field_grammar = self._grammars
+        preceded = self.delimiter + text
+        if not line_grammar.fullmatch(preceded):
+            if ends_inside_quotes(line, self.delimiter.encode()):
+                raise _line_error(line, "unexpected end of data in a quoted field")
+            raise _line_error(
+                line,
+                "a quote inside a field that does not begin with one, text after a closing quote, or a line break "
+                "outside of quotes",
+            )
+        return [quoted.replace('""', '"') or plain for quoted, plain in field_grammar.findall(preceded)]
 
-    def _reader(self, text: str) -> Iterator[list[str]]:
-        if self.quotes:
-            return csv.reader([text], delimiter=self.delimiter, quoting=csv.QUOTE_MINIMAL, strict=True)
-        return csv.reader([text], delimiter=self.delimiter, quoting=csv.QUOTE_NONE, strict=True)
+    @functools.cached_property
+    def _grammars(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The regular expressions for a line, and for a field with the delimiter before it.
+
+        Quotes enclose fields or are doubled, as TensorFlow requires.
+        """
+        separator = re.escape(self.delimiter)
+        field = f'{separator}(?:"([^"]*(?:""[^"]*)*)"|([^"\r\n{separator}]*))'
+        return re.compile(f"(?:{field})+[\r\n]*"), re.compile(field)
 
 
 def _line_error(line: bytes, found: str) -> StructureError:
@@ -274,6 +298,37 @@ class CsvBatches(StreamStep):
         return named if self.label is None else (named, named.pop(self.label))
 
 
+def ends_inside_quotes(line: bytes, delimiter: bytes, inside: bool = False) -> bool:
+    """Returns whether a quoted field is still open at the end of a line, so that the record has further lines.
+
+    Only a quote at the beginning of a field opens it: a stray quote in another field adds no lines to the record.
+
+    Args:
+        line: The line, with its line break.
+        delimiter: The separator between fields.
+        inside: Whether the line begins inside of a quoted field.
+
+    Source: the parser of TensorFlow's `CsvDataset`.
+    """
+    place = 0
+    while True:
+        if not inside:
+            if not line.startswith(b'"', place):
+                place = line.find(delimiter, place)
+                if place < 0:
+                    return False
+                place += len(delimiter)
+                continue
+            place += 1
+        place = line.find(b'"', place)
+        if place < 0:
+            return True
+        if line[place + 1 : place + 2] in (b"", b"\r", b"\n"):
+            return False
+        inside = not line.startswith(delimiter, place + 1)
+        place += 2 if inside else 1 + len(delimiter)  # a doubled quote, or one that `Format` refuses, closes no field
+
+
 @dataclasses.dataclass(frozen=True)
 class ReadRecord:
     """A callable that reads the next CSV record from a file; quoted fields may contain line breaks.
@@ -281,10 +336,12 @@ class ReadRecord:
     Attributes:
         header: Whether to skip the first line.
         quotes: Whether quoted fields can contain line breaks.
+        delimiter: The separator between fields.
     """
 
     header: bool
     quotes: bool
+    delimiter: str
 
     def __call__(self, file: IO[bytes], path: str, record: int) -> bytes | None:
         if self.header and record == 0:
@@ -296,8 +353,13 @@ class ReadRecord:
 
     def _read(self, file: IO[bytes]) -> bytes | None:
         line = file.readline()
-        while self.quotes and line.count(b'"') % 2 and (more := file.readline()):
-            line += more  # with the line break that the field contains
+        if self.quotes and b'"' in line and ends_inside_quotes(line, delimiter := self.delimiter.encode()):
+            lines = [line]
+            while more := file.readline():
+                lines.append(more)  # with the line break that the field contains
+                if b'"' in more and not ends_inside_quotes(more, delimiter, inside=True):
+                    break
+            line = b"".join(lines)
         return without_break(line) if line else None
 
 

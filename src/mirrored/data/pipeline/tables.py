@@ -55,14 +55,15 @@ class Tables(Steps):
         columns = tuple(csv.Column.of(given) for given in record_defaults)
         fields, count = _wanted_fields(select_cols, exclude_cols, len(columns), called)
         form = csv.Format(field_delim, use_quote_delim, na_value, fields, count)
-        lines = cls._csv_lines(filenames, compression_type, header, use_quote_delim, called)
+        lines = cls._csv_lines(
+            filenames, compression_type, csv.ReadRecord(header, use_quote_delim, field_delim), called
+        )
         return cls(csv.CsvRows(lines._node, form, columns))
 
     @classmethod
     def _csv_lines(
-        cls, names: files.FileNames | Steps, compression: str | None, header: bool, quotes: bool, called: str
+        cls, names: files.FileNames | Steps, compression: str | None, read: csv.ReadRecord, called: str
     ) -> Self:
-        read = csv.ReadRecord(header, quotes)
         made: Self = cls._from_files(names, read, compression, called)  # type: ignore[attr-defined]
         return made
 
@@ -138,8 +139,15 @@ class Tables(Steps):
                 remedy="pass the name of one of these columns",
             )
         columns = _columns(column_defaults, head, places, called)
-        lines: Any = cls._file_lines(files, compression_type, header, use_quote_delim, shuffle, shuffle_seed,
-                                     num_parallel_reads or 1, called)  # fmt: skip
+        lines: Any = cls._file_lines(
+            files,
+            compression_type,
+            csv.ReadRecord(header, use_quote_delim, field_delim),
+            shuffle,
+            shuffle_seed,
+            num_parallel_reads or 1,
+            called,
+        )
         whole = csv.Format(field_delim, use_quote_delim, na_value, tuple(places), len(names))
         if ignore_errors:
             lines = lines.filter(csv.Readable(whole, tuple(columns)))
@@ -155,21 +163,18 @@ class Tables(Steps):
         cls,
         files: list[str],
         compression: str | None,
-        header: bool,
-        quotes: bool,
+        read: csv.ReadRecord,
         shuffle: bool,
         seed: int | None,
         parallel: int,
         called: str,
     ) -> Any:
         if len(files) == 1 or (parallel == 1 and not shuffle):
-            return cls._csv_lines(files, compression, header, quotes, called)
+            return cls._csv_lines(files, compression, read, called)
         names: Any = cls.from_tensor_slices(files)  # type: ignore[attr-defined]
         if shuffle:
             names = names.shuffle(len(files), seed)
-        return names.interleave(
-            lambda name: cls._csv_lines(name, compression, header, quotes, called), cycle_length=parallel
-        )
+        return names.interleave(lambda name: cls._csv_lines(name, compression, read, called), cycle_length=parallel)
 
 
 class _Head:
@@ -204,7 +209,7 @@ class _Head:
         return [csv.inferred([row[place] for row in rows if place < len(row)]) for place in places]
 
     def _lines(self, skip: bool) -> Any:
-        read = csv.ReadRecord(skip, self._form.quotes)
+        read = csv.ReadRecord(skip, self._form.quotes, self._form.delimiter)
         with files.open_file(self._path, self._compression, self._called) as file:
             for number in itertools.count():
                 line = read(file, self._path, number)

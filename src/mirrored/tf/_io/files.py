@@ -142,8 +142,8 @@ def decode_csv(
     lines = as_bytes_array(records)
     count = None if select_cols is not None else len(record_defaults)
     fields = None if select_cols is None else tuple(int(place) for place in select_cols)
-    form = csv.Format(field_delim, use_quote_delim, na_value, fields, count)
     try:
+        form = csv.Format(field_delim, use_quote_delim, na_value, fields, count)
         columns = csv.columns_of(
             list(lines.ravel()), form, [csv.Column.of(_converted_default(given)) for given in record_defaults]
         )
