@@ -233,6 +233,41 @@ def test_inference(tmp_path: Path) -> None:
     } | dict.fromkeys("gh", "object")
 
 
+def test_inference_reads_the_rows_of_all_files(tmp_path: Path) -> None:
+    """The other files' rows were errors of the dtype of the first, and dropped with `ignore_errors`."""
+    (tmp_path / "a.csv").write_text("id,v\n1,1\n2,2\n")
+    (tmp_path / "b.csv").write_text("id,v\n3,2.5\n4,3.5\n")
+    (tmp_path / "c.csv").write_text("")
+    for options in ({}, {"ignore_errors": True}, {"num_rows_for_inference": 3}, {"num_rows_for_inference": None}):
+        assert batches(str(tmp_path / "*.csv"), 8, **options) == [{"id": [1, 2, 3, 4], "v": [1, 2, 2.5, 3.5]}]
+    with pytest.raises(StructureError, match="not a valid int32"):
+        batches(str(tmp_path / "*.csv"), 8, num_rows_for_inference=2)
+
+
+def test_inference_passes_over_lines_that_ignore_errors_leaves_out(tmp_path: Path) -> None:
+    path = tmp_path / "stray.csv"
+    path.write_text(LINES_AROUND.format('2,5" pipe'))
+    (batch,) = batches(str(path), 100, ignore_errors=True)
+    assert batch["id"] == [1, *range(3, 50)]
+    with pytest.raises(StructureError, match="a quote inside a field"):
+        batches(str(path), 100)
+
+
+def test_a_column_can_have_the_name_of_the_missing_value(tmp_path: Path) -> None:
+    path = tmp_path / "missing.csv"
+    path.write_text("id,NA\n1,NA\n2,5\n")
+    assert batches(str(path), 2, na_value="NA") == [{"id": [1, 2], "NA": [0, 5]}]
+
+
+def test_files_with_other_headers_are_refused(tmp_path: Path) -> None:
+    """Their columns were read under the names of the first file, silently."""
+    (tmp_path / "a.csv").write_text("id,v\n1,2\n")
+    (tmp_path / "b.csv").write_text("v,id\n2,1\n")
+    with pytest.raises(ArgumentError, match=r"a.csv has the columns \['id', 'v'\], .*b.csv has \['v', 'id'\]"):
+        batches(str(tmp_path / "*.csv"), 2)
+    assert batches(str(tmp_path / "*.csv"), 2, column_names=["x", "y"]) == [{"x": [1, 2], "y": [2, 1]}]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

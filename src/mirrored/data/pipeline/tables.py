@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import csv, files
 from mirrored.data.pipeline.iterators import Steps
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, StructureError
 
 
 class Tables(Steps):
@@ -97,9 +98,9 @@ class Tables(Steps):
         Args:
             file_pattern: Paths or glob patterns, one or several.
             batch_size: Number of rows per batch. Batches can cross epoch boundaries.
-            column_names: The names of the columns; by default the header of the first file.
+            column_names: The names of the columns; by default the header, which all files must share.
             column_defaults: For every column that is read, a default value, or a dtype if every field must have a
-                value. None: inferred from the first rows, with 0 and "" as defaults.
+                value. None: inferred from the first rows of all files, with 0 and "" as defaults.
             label_name: The name of the label column.
             select_columns: Names or indices of the columns to read; all by default.
             field_delim: The separator between fields.
@@ -127,7 +128,7 @@ class Tables(Steps):
         _check_encoding(encoding, called)
         files = _matching(file_pattern, called)
         form = csv.Format(field_delim, use_quote_delim, na_value)
-        head = _Head(files[0], form, header, compression_type, num_rows_for_inference, called)
+        head = _Head(files, form, header, compression_type, num_rows_for_inference, ignore_errors, called)
         names = list(column_names) if column_names is not None else head.names()
         places = _places(select_columns, names, called)
         chosen = [names[place] for place in places]
@@ -178,41 +179,70 @@ class Tables(Steps):
 
 
 class _Head:
-    """Reads the start of a CSV file: column names, and rows from which dtypes are inferred."""
+    """Reads the start of CSV files: column names, and rows from which dtypes are inferred."""
 
     def __init__(
-        self, path: str, form: csv.Format, header: bool, compression: str | None, rows: int | None, called: str
+        self,
+        paths: Sequence[str],
+        form: csv.Format,
+        header: bool,
+        compression: str | None,
+        rows: int | None,
+        ignores_errors: bool,
+        called: str,
     ) -> None:
-        self._path, self._form, self._header, self._rows = path, form, header, rows
+        self._paths, self._form, self._header, self._rows = paths, form, header, rows
         self._compression, self._called = files.check_compression(compression, called), called
+        self._ignores_errors = ignores_errors
 
     def names(self) -> list[str]:
-        """Returns the column names in the file's first line.
+        """Returns the column names in the first line of the files.
 
         Raises:
-            ArgumentError: The file has no header.
+            ArgumentError: The files have no header, or different ones.
         """
-        if self._header:
-            first = next(self._lines(skip=False), None)
-            if first is not None:
-                return self._form.texts(first)
-        raise ArgumentError(
-            self._called,
-            found=f"header={self._header} and no column_names, for {self._path}",
-            rule="column names must come from the header or from column_names",
-            remedy="pass column_names",
-        )
+        form = dataclasses.replace(self._form, missing="")  # a column can have the name of the marker
+        found: list[str] | None = None
+        for path in self._paths if self._header else ():
+            for line in itertools.islice(self._lines(path, skip=False), 1):
+                names = form.texts(line)
+                if found is None:
+                    found = names
+                elif names != found:
+                    raise ArgumentError(
+                        self._called,
+                        found=f"{self._paths[0]} has the columns {found}, {path} has {names}",
+                        rule="all files must have the same header",
+                        remedy="pass column_names if the columns are the same, or read the files as separate datasets",
+                    )
+        if found is None:
+            raise ArgumentError(
+                self._called,
+                found=f"header={self._header} and no column_names, for {self._paths[0]}",
+                rule="column names must come from the header or from column_names",
+                remedy="pass column_names",
+            )
+        return found
 
     def columns(self, places: Sequence[int]) -> list[csv.Column]:
-        """Infers the dtypes of the columns from the first rows."""
-        rows = [self._form.texts(line) for line in itertools.islice(self._lines(skip=self._header), self._rows)]
+        """Infers the dtypes of the columns from the first rows, which can be in several files."""
+        rows = list(itertools.islice(self._row_texts(), self._rows))
         return [csv.inferred([row[place] for row in rows if place < len(row)]) for place in places]
 
-    def _lines(self, skip: bool) -> Any:
+    def _row_texts(self) -> Iterator[list[str]]:
+        for path in self._paths:
+            for line in self._lines(path, skip=self._header):
+                try:
+                    yield self._form.texts(line)
+                except StructureError:
+                    if not self._ignores_errors:
+                        raise
+
+    def _lines(self, path: str, skip: bool) -> Iterator[bytes]:
         read = csv.ReadRecord(skip, self._form.quotes, self._form.delimiter)
-        with files.open_file(self._path, self._compression, self._called) as file:
+        with files.open_file(path, self._compression, self._called) as file:
             for number in itertools.count():
-                line = read(file, self._path, number)
+                line = read(file, path, number)
                 if line is None:
                     return
                 yield line
