@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import queue
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from data.readings import assert_resumes_everywhere, read
-from mirrored.data import ArraySpec, Dataset
+from mirrored.data import ArraySpec, Dataset, feed
 from mirrored.errors import InputError, MissingExtraError, StructureError
 
 pytestmark = pytest.mark.timeout(30)
@@ -286,3 +287,32 @@ def test_an_interrupt_of_a_generator_behind_another_iterator_does_not_end_the_da
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert [int(element) for element in iterator] == [2, 3, 4]
+
+
+def test_a_prefetched_source_that_does_not_return_is_left_to_its_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Leaving the loop waited for the next element of a live source without a limit, and so did the program's end."""
+    monkeypatch.setattr(feed, "JOIN_SECONDS", 0.1)
+    live, is_closed = queue.SimpleQueue[int](), threading.Event()
+
+    def numbers() -> Iterator[int]:
+        try:
+            while True:
+                yield live.get()
+        finally:
+            is_closed.set()
+
+    for number in range(3):
+        live.put(number)
+    found = []
+    for number in Dataset.from_generator(numbers).prefetch(2):
+        found.append(int(number))
+        if number == 2:
+            break
+    assert found == [0, 1, 2]
+    assert "the prefetch thread did not stop within" in caplog.text
+    assert "yield live.get()" in caplog.text, "the place is named"
+    assert not is_closed.is_set()
+    live.put(3)
+    assert is_closed.wait(10), "the thread closes the source"

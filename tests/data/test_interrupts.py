@@ -225,6 +225,22 @@ def test_an_interrupt_at_any_line_loses_no_prefetched_element() -> None:
     assert event > 5
 
 
+def test_an_interrupt_while_the_thread_of_prefetch_starts_loses_no_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grain waited for a thread that had not begun, which raised a RuntimeError and closed the iterator."""
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    read, closed = (iter(stream(4).prefetch(2)) for _ in range(2))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        for iterator in (read, closed):
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+    assert [int(x) for x in read] == list(range(4))
+    closed.close()
+
+
 AFTER_PIPES: dict[str, Callable[[Dataset], Dataset]] = {
     "nothing": lambda d: d,
     "prefetch": lambda d: d.prefetch(2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,10 +14,12 @@ from typing import Any
 import grain
 from grain import experimental
 
+from mirrored.data import feed
 from mirrored.data.carrying import Settings
 from mirrored.data.cursors import Cursor
 
 _MAX_THREADS = 16
+_PAST_ELEMENT_SECONDS = 0.05
 _QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
 
@@ -72,7 +75,15 @@ class _Wrapper:
 
     def __init__(self, reading: Cursor, settings: Settings) -> None:
         self._reading, self._settings = reading, settings
-        self.get_state, self.set_state, self.close = reading.get_state, reading.set_state, reading.close
+
+    def get_state(self) -> Any:
+        return self._reading.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._reading.set_state(state)
+
+    def close(self) -> None:
+        self._reading.close()
 
 
 class _PastErrors(_Wrapper):
@@ -148,7 +159,13 @@ class _Raised:
 
 
 class _Caught(_Wrapper):
-    """An iterator that catches the exceptions of another iterator and returns them as `_Raised` elements."""
+    """An iterator that catches the exceptions of another iterator and returns them as `_Raised` elements.
+
+    Attributes:
+        is_left: Whether the thread that reads closes the other iterator, because `close` no longer waits for it.
+    """
+
+    is_left = False
 
     def __next__(self) -> Any:
         self._settings.adopt()
@@ -158,10 +175,30 @@ class _Caught(_Wrapper):
             raise
         except BaseException as error:
             return _Raised(error)
+        finally:
+            if self.is_left:
+                self._reading.close()
+
+    def close(self) -> None:
+        if not self.is_left:
+            self._reading.close()
 
 
 class _Raising(_Wrapper):
-    """An iterator that raises the exceptions in the `_Raised` elements of another iterator."""
+    """An iterator that raises the exceptions in the `_Raised` elements of another iterator.
+
+    Grain waits for its thread without a limit, and cannot wait for one whose start was interrupted. So this class stops
+    the thread, by private names of Grain 0.2.18; if they are missing, Grain does.
+
+    Args:
+        reading: Grain's iterator, which reads `caught` in its thread.
+        settings: Those of the thread that reads.
+        caught: The iterator over the source.
+    """
+
+    def __init__(self, reading: Cursor, settings: Settings, caught: _Caught) -> None:
+        super().__init__(reading, settings)
+        self._caught = caught
 
     def __next__(self) -> Any:
         self._settings.reader = threading.get_ident()
@@ -175,6 +212,48 @@ class _Raising(_Wrapper):
                 element.error.add_note(f"prefetch: the elements that were read ahead are lost: {error}")
         raise element.error
 
+    def set_state(self, state: Any) -> None:
+        self._stop_unstarted()
+        self._reading.set_state(state)
+
+    def close(self) -> None:
+        """Stops the thread, waits at most 5 s for it to end, and closes the source, or leaves that to the thread."""
+        try:
+            self._stop()
+        finally:
+            self._reading.close()
+
+    def _stop(self) -> None:
+        thread = self._stop_unstarted()
+        if thread is None or sys.is_finalizing():
+            return
+        grain_iterator: Any = self._reading
+        grain_iterator._prefetch_should_stop.set()
+        grain_iterator._clear_buffer()
+        try:
+            thread.join(feed.JOIN_SECONDS)
+            if thread.is_alive():
+                feed.log.warning(
+                    "the prefetch thread did not stop within %.0f s: the source stays open until it returns from\n%s",
+                    feed.JOIN_SECONDS,
+                    feed.place_of(thread),
+                )
+        finally:
+            if thread.is_alive():
+                self._caught.is_left, grain_iterator._prefetch_thread = True, None
+                thread.join(_PAST_ELEMENT_SECONDS)  # it may have tested `is_left` before
+                self._caught.is_left = thread.is_alive()
+
+    def _stop_unstarted(self) -> threading.Thread | None:
+        """Returns Grain's thread. If an interrupt stopped its start, discards it: Grain cannot wait for it."""
+        grain_iterator: Any = self._reading
+        thread: threading.Thread | None = getattr(grain_iterator, "_prefetch_thread", None)
+        if thread is None or thread.ident is not None:
+            return thread
+        grain_iterator._prefetch_should_stop.set()  # if it begins yet, it reads nothing; the next one has its own event
+        grain_iterator._prefetch_should_stop, grain_iterator._prefetch_thread = threading.Event(), None
+        return None
+
 
 def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
     """Returns a Grain dataset that prefetches up to `size` elements in a background thread.
@@ -183,9 +262,14 @@ def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
     thread, for which the consumer would wait forever; after an `Exception` Grain's position is still before it.
     """
     settings = Settings()
-    caught = CursorDataset(lambda: _Caught(iter(parent), settings), "prefetch")
-    read = experimental.ThreadPrefetchIterDataset(caught, prefetch_buffer_size=size)
-    return CursorDataset(lambda: _Raising(iter(read), settings), "prefetch")
+
+    def opened() -> Cursor:
+        caught = _Caught(iter(parent), settings)
+        source = CursorDataset(lambda: caught, "prefetch")
+        read = experimental.ThreadPrefetchIterDataset(source, prefetch_buffer_size=size)
+        return _Raising(iter(read), settings, caught)
+
+    return CursorDataset(opened, "prefetch")
 
 
 def only_waited(error: BaseException) -> bool:

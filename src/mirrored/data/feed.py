@@ -118,7 +118,7 @@ class StallWatch:
 WORKER_PAYS_SECONDS: Final = 0.0005
 _SURELY_SLOW_SECONDS: Final = 0.004
 _EVIDENCE: Final = 8
-_JOIN_SECONDS: Final = 5.0
+JOIN_SECONDS: Final = 5.0
 _SHORTEST_JOIN_SECONDS: Final = 0.2
 _THREAD_NAME: Final = "mirrored-input"
 _CLOSING_THREAD_NAME: Final = "mirrored-closing"
@@ -341,7 +341,7 @@ class Feed:
             "the step has waited more than %.1f s for the next batch (so far: %s); the input thread is at\n%s",
             self._stall_seconds,
             self._stats.breakdown(),
-            _place_of(self._worker),
+            place_of(self._worker),
         )
 
     @property
@@ -365,18 +365,18 @@ class Feed:
         # An input thread that begins later finds that the feed is stopped.
         runs = worker is not None and worker.is_alive() and worker is not threading.current_thread()
         if worker is not None and runs and not sys.is_finalizing():
-            worker.join(_JOIN_SECONDS)
+            worker.join(JOIN_SECONDS)
             if worker.is_alive() and self._is_first("end"):
                 log.warning(
                     "the input thread did not stop within %.0f s: the source stays open until it returns from\n%s",
-                    _JOIN_SECONDS,
-                    _place_of(worker),
+                    JOIN_SECONDS,
+                    place_of(worker),
                 )
                 return
         self._close_source()
 
 
-def _place_of(thread: threading.Thread | None) -> str:
+def place_of(thread: threading.Thread | None) -> str:
     """Returns the innermost stack frames of a thread as formatted text."""
     ident = None if thread is None else thread.ident
     frame = None if ident is None else sys._current_frames().get(ident)
@@ -421,17 +421,17 @@ def _close(resource: Closeable) -> None:
 def _close_all_in_time() -> None:
     """Closes all resources in separate threads, and stops waiting for these threads after a time limit.
 
-    Grain waits without a timeout for its threads, which may wait for slow storage, and the other workers of an elastic
-    job wait for this one.
+    Each waits for its threads, which may wait for slow storage, or for the `close` of its source, and the other workers
+    of an elastic job wait for this one.
     """
-    deadline = time.monotonic() + 2 * _JOIN_SECONDS
+    deadline = time.monotonic() + 2 * JOIN_SECONDS
     for resource in list(_open):
         closing = threading.Thread(target=_close, args=(resource,), name=_CLOSING_THREAD_NAME, daemon=True)
         start(closing)
         closing.join(max(_SHORTEST_JOIN_SECONDS, deadline - time.monotonic()))
         if closing.is_alive():
             log.warning(
-                "%r does not close: it stays open until its source returns from\n%s", resource, _place_of(closing)
+                "%r does not close: it stays open until its source returns from\n%s", resource, place_of(closing)
             )
 
 
