@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jax.experimental import sparse
 
-from mirrored.data import placement
+from mirrored.data import Dataset, placement
 from mirrored.errors import ArgumentError, StructureError
 
 
@@ -76,3 +77,17 @@ def test_no_replicas_are_refused() -> None:
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ArgumentError, match="last_batch='trim'"):
         placement.check_last_batch("trim", "distribute")
+
+
+@pytest.mark.parametrize("kind", [sparse.BCOO, sparse.BCSR])
+def test_sparse_matrices_are_refused(kind: Any) -> None:
+    """They were split by stored elements: each replica got a matrix of all examples with some of their elements."""
+    rows = np.array([[1, 0, 2], [0, 3, 0], [4, 0, 0], [0, 7, 5]], np.float32)
+    matrix = kind.fromdense(rows)
+    remedy = r"element\['x'\] is a sparse matrix: .*float32\[4, 3\](?s:.*)todense"
+    for batch in ({"x": matrix}, {"x": matrix, "y": np.arange(4)}):
+        with pytest.raises(StructureError, match=remedy):
+            placement.split(batch, 2)
+        with pytest.raises(StructureError, match=remedy):
+            Dataset.from_tensor_slices(batch)
+    assert [share["x"].shape for share in placement.split({"x": matrix.todense()}, 2)] == [(2, 3), (2, 3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
@@ -40,16 +41,38 @@ def batch_size(batch: PyTree, called: str = "split", remedy: str = BATCH_DATASET
         remedy: How the user creates batches, for messages.
 
     Raises:
-        StructureError: A leaf has no leading dim, the leading dims differ, or there is no leaf.
+        StructureError: A leaf has no leading dim, the leading dims differ, or there is no leaf. Or the batch contains a
+            sparse matrix of JAX.
 
     Example:
         >>> batch_size({"x": np.zeros((6, 2)), "y": np.zeros(6)})
         6
     """
+    _refuse_sparse(batch, called)
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) == 1 and () not in sizes:
         return int(sizes.pop()[0])
     return _refuse_sizes(batch, called, remedy)
+
+
+def _refuse_sparse(batch: PyTree, called: str) -> None:
+    """Raises a `StructureError` for sparse matrices of JAX, whose arrays have an entry per stored element."""
+    sparse: Any = sys.modules.get("jax.experimental.sparse")  # otherwise the program cannot have created one
+    if sparse is None:
+        return
+
+    def is_sparse(part: object) -> bool:
+        return isinstance(part, sparse.JAXSparse)
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=is_sparse):
+        if is_sparse(leaf):
+            raise StructureError(
+                called,
+                found=f"the leaf {_name(path)} is a sparse matrix: {leaf!r}",
+                rule="every array of a batch must have one row per example; those of a sparse matrix have an entry "
+                "per stored element",
+                remedy="pass matrix.todense()",
+            )
 
 
 def _refuse_sizes(batch: PyTree, called: str, remedy: str) -> NoReturn:
