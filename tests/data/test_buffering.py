@@ -98,3 +98,22 @@ def test_a_position_does_not_read_the_stream_from_its_beginning() -> None:
 @pytest.mark.parametrize("size", [0, 3])
 def test_shorter_than_the_buffer(size: int) -> None:
     assert sorted(numbers(stream(size).shuffle(100))) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [5, None])
+def test_zip_warns_of_shuffles_in_different_orders(size: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    """One seed paired wrong elements, silently; in TensorFlow they belong together."""
+    pairs = Dataset.zip((Dataset.range(20).shuffle(size, seed=1).map(lambda x: x), stream(20).shuffle(size, seed=1)))
+    assert any(first != second for first, second in pairs)
+    assert caplog.text.count("do not belong together") == 1
+    caplog.clear()
+    both = Dataset.zip((Dataset.range(20), stream(20))).shuffle(size, seed=1)
+    assert all(first == second for first, second in both)
+    for one, other in (
+        (Dataset.range(20).shuffle(size, seed=1), Dataset.range(20).map(lambda x: x).shuffle(size, seed=1)),
+        (stream(20).shuffle(size, seed=1), stream(20).map(lambda x: x).shuffle(size, seed=1)),
+    ):
+        assert all(first == second for first, second in Dataset.zip((one, other)))
+    for other in (stream(20), stream(20).shuffle(size, seed=2), stream(20).shuffle(7, seed=1)):
+        Dataset.zip((Dataset.range(20).shuffle(size, seed=1), other))
+    assert not caplog.records

@@ -13,7 +13,7 @@ from mirrored._typing import PyTree, StaticInts
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, columns_of
 from mirrored.data.options import AUTOTUNE
-from mirrored.data.pipeline import indexed_sources, stateful, streams, transformations, zipping
+from mirrored.data.pipeline import indexed_sources, shuffling, stateful, streams, transformations, zipping
 from mirrored.data.pipeline.iterators import Steps, at_least
 from mirrored.data.pipeline.nodes import Members, Node
 from mirrored.errors import ArgumentError, StructureError
@@ -29,6 +29,8 @@ class Combining(Steps):
     def zip(cls, *args: PyTree, datasets: PyTree | None = None) -> Self:
         """Zips datasets: element i of the result holds element i of every dataset, nested like the arguments.
 
+        To keep the elements of shuffled datasets together, zip the datasets first, and then shuffle.
+
         Args:
             *args: Datasets, or one pytree of datasets.
             datasets: The pytree, as a keyword argument.
@@ -43,6 +45,7 @@ class Combining(Steps):
                 remedy="write Dataset.zip((a, b)); wrap arrays with Dataset.from_tensor_slices",
             )
         parts = [member._node for member in members]
+        shuffling.warn_of_other_orders(parts)
         return cls._combined(zipping.Zipped(Members(parts), treedef), members)
 
     def concatenate(self, dataset: Steps) -> Self:

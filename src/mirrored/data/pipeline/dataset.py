@@ -124,7 +124,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         Raises:
             ArgumentError: `buffer_size` is less than 1, or None for an infinite dataset.
 
-        TensorFlow: The same algorithm, with different random numbers.
+        TensorFlow: The same algorithm, with different random numbers. There one seed gives all datasets of a length the
+        same order; here datasets with and without random access have different ones, of which `zip` warns.
         """
         known = seed_of(seed)
         size = self._buffer_size(buffer_size)

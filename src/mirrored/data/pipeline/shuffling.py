@@ -5,17 +5,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
+from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.indexed_sources import RangeSource
-from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, ItemRows, Rows, Run, nodes, rows_of
+from mirrored.data.pipeline.nodes import ENDLESS, IndexedNode, ItemRows, Node, Rows, Run, nodes, rows_of
 from mirrored.data.pipeline.positions import sizes_of
 from mirrored.data.pipeline.seeds import Passes
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
@@ -270,3 +272,23 @@ class _ShuffledRows:
     def rows(self, positions: range | np.ndarray) -> Element:
         where = slice(positions.start, positions.stop, positions.step) if isinstance(positions, range) else positions
         return self._parent.rows(self._order[where])
+
+
+def warn_of_other_orders(members: Sequence[Node]) -> None:
+    """Warns if datasets to be zipped are shuffled with one seed, but in different orders.
+
+    In TensorFlow the seed gives them one order, so programs expect their elements to belong together.
+    """
+    last = [next((step for step in nodes(member) if isinstance(step, Shuffled)), None) for member in members]
+    shuffles = [step for step in last if step is not None and step.buffer_size > 1]
+    for indexed, stream in itertools.product(shuffles, repeat=2):
+        # The buffer holds all elements of a stream if its size is ENDLESS (None in the call).
+        alike = indexed.seed == stream.seed and stream.buffer_size in (indexed.buffer_size, ENDLESS)
+        if indexed.is_indexed and not stream.is_indexed and alike:
+            log.warning(
+                "Dataset.zip: shuffle(..., seed=%d) gives a dataset with random access another order than one without, "
+                "such as a generator: the elements of the zipped datasets do not belong together. Zip them before the "
+                "shuffle: Dataset.zip((a, b)).shuffle(...)",
+                stream.seed,
+            )
+            return
