@@ -283,3 +283,45 @@ def f(x) -> meta(0):
     assert float(tf.function(module["f"])(tf.constant(1.0))) == 2.0
     one, two, three = ("meta(1)", "(meta(2), [float])", "meta(3)") if are_texts else (1, (2, [float]), 3)
     assert module["log"] == [{"a": one, "return": two}, {"return": three}]
+
+
+def nested_in_else(x):
+    return 1.0 if x < 0 else 2.0 if x < 2 else 3.0
+
+
+def nested_in_the_value(x):
+    return (1.0 if x < 2 else x * 2) if x > 0 else 3.0
+
+
+def nested_in_the_condition(x):
+    return 1.0 if (x < 2 if x > 0 else x < -1) else 3.0
+
+
+def nested_in_arguments_and_lambdas(x):
+    scale = lambda y: y * (1.0 if y < 0 else abs(y) if y < 2 and y != 1 else 3.0)  # noqa: E731
+    return scale(x) if x > -2 else scale(x - (2.0 if x < -3 else 1.0))
+
+
+def nested_in_a_comprehension(x):
+    return sum([k * 1.0 if x > k else 2.0 if x > -k else 3.0 for k in range(3)])
+
+
+NESTED = [
+    nested_in_else,
+    nested_in_the_value,
+    nested_in_the_condition,
+    nested_in_arguments_and_lambdas,
+    nested_in_a_comprehension,
+]
+
+
+@pytest.mark.parametrize("function", NESTED, ids=lambda one: one.__name__)
+def test_conditional_expressions_within_conditional_expressions(function):
+    compiled = tf.function(function)
+    for x in (-4.0, -2.5, -1.0, 0.0, 1.0, 1.5, 4.0):
+        assert float(compiled(tf.constant(x))) == float(function(tf.constant(x)))
+
+
+def test_an_error_shows_the_condition_of_a_nested_conditional_expression():
+    with pytest.raises(InvalidArgumentError, match="`x < 2` is float32"):
+        tf.function(lambda x: 1.0 if x < 0 else x if x < 2 else [x])(tf.constant(1.0))

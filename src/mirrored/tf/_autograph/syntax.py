@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -157,6 +158,23 @@ class StatementTransformer(ast.NodeTransformer):
         """Rewrites the statements of a class body, except annotated assignments, which can define dataclass fields."""
         node.body = [one if isinstance(one, ast.AnnAssign) else self.visit(one) for one in node.body]
         return node
+
+
+class NestedConditionalTransformer(ast.NodeTransformer):
+    """Converts conditional expressions within conditional expressions, into which AutoGraph's pass does not descend.
+
+    It runs after the passes, which have replaced the outermost expressions by calls of `ag__.if_exp`.
+    """
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        text = re.sub(r"ag__\.ld\((\w+)\)", r"\1", ast.unparse(node.test))
+        self.generic_visit(node)
+        function = ast.parse("ag__.if_exp", mode="eval").body
+        branches = [
+            ast.Lambda(ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]), value)
+            for value in (node.body, node.orelse)
+        ]
+        return ast.Call(function, [node.test, *branches, ast.Constant(text)], [])
 
 
 def like(made: ast.stmt, place: ast.stmt) -> ast.stmt:

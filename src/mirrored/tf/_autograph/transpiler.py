@@ -28,6 +28,7 @@ from mirrored.tf._autograph.calls import converted_call as converted_call
 from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
 from mirrored.tf._autograph.syntax import (
     ExceptionNames,
+    NestedConditionalTransformer,
     OuterNameTransformer,
     ReturnAnnotations,
     StatementTransformer,
@@ -184,7 +185,7 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
             one.hide(node)
         node = StatementTransformer().visit(node)
         node = OuterNameTransformer().visit(_LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node)))
-        node = api._TRANSPILER.transform_ast(node, ctx)
+        node = NestedConditionalTransformer().visit(api._TRANSPILER.transform_ast(node, ctx))
         for one in hidden:
             one.restore(node)
         return node
