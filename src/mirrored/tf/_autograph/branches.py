@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._typing import Leaf, Operand, PyTree
+from mirrored.tf._autograph.effects import tracing
 from mirrored.tf._autograph.state import (
     GetState,
     Parts,
@@ -140,7 +141,8 @@ def _traced(
 
     def run() -> list[jax.Array]:
         nonlocal values
-        branch()
+        with tracing(branch):
+            branch()
         values = uniform(get_state()[:nouts])
         return Parts.of(values).tensors
 

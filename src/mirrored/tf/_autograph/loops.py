@@ -14,6 +14,7 @@ from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.errors import ArgumentTypeError
 from mirrored.tf._autograph.branches import if_stmt
+from mirrored.tf._autograph.effects import existing, tracing
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import (
     GetState,
@@ -289,9 +290,12 @@ class _Attempt:
         self._after: tuple[Any, ...] = start
 
     def traced(self, body: Callable[..., None], test: Callable[[], Any] | None, rows: jax.Array | None) -> Loop:
+        known = existing(body)  # without the loop variables' lists and dicts, which `filled` makes anew
+
         def step(tensors: Sequence[Any], *row: jax.Array) -> list[Any]:
             self._variables.set(self.parts.filled(tensors))
-            body(*row)
+            with tracing(body, known):
+                body(*row)
             self._after = self._variables.get()
             return self._results()
 

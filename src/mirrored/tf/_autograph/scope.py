@@ -7,6 +7,7 @@ from typing import Any
 
 from malt.operators.variables import UndefinedReturnValue
 
+from mirrored.tf._autograph import effects
 from mirrored.tf._autograph.truth import truth
 from mirrored.tf._errors import InvalidArgumentError
 
@@ -32,10 +33,11 @@ class FunctionScope:
         self.callopts = options
 
     def __enter__(self) -> FunctionScope:
+        effects.enter()
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        effects.leave()
 
     def ret(self, value: object, did_return: object) -> Any:
         """Returns the result of the converted function; None if the function executed no `return`.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from malt.pyct import anno, errors
+
+_Target = TypeVar("_Target", ast.Subscript, ast.Attribute)
 
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -158,6 +160,68 @@ class StatementTransformer(ast.NodeTransformer):
         """Rewrites the statements of a class body, except annotated assignments, which can define dataclass fields."""
         node.body = [one if isinstance(one, ast.AnnAssign) else self.visit(one) for one in node.body]
         return node
+
+
+class ChangeTransformer(ast.NodeTransformer):
+    """Announces assignments to items and attributes that AutoGraph's passes do not make part of the state of a branch.
+
+    The passes know the items and attributes that constants and names identify: `a[0]`, `a[i]`, `a.b`. The object of
+    any other target is passed through a function first: ``ag__.changing(a, "a[i + 1]")[i + 1] = x``. A negative index
+    gets a name at the start of the function, because the passes take `-1` for an expression.
+
+    Args:
+        namer: Creates names that the function does not have.
+    """
+
+    def __init__(self, namer: Any) -> None:
+        self._namer = namer
+        self._indices: dict[int, str] = {}
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        outer, self._indices = self._indices, {}
+        self.generic_visit(node)
+        start = 1 if ast.get_docstring(node, clean=False) is not None else 0
+        for value, name in self._indices.items():
+            given = ast.Assign([ast.Name(name, ast.Store())], ast.UnaryOp(ast.USub(), ast.Constant(-value)))
+            node.body.insert(start, like(given, node.body[-1]))
+        self._indices = outer
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:
+        text = ast.unparse(node)
+        self.generic_visit(node)
+        if isinstance(node.ctx, ast.Store) and (index := _negative(node.slice)) is not None:
+            if index not in self._indices:
+                self._indices[index] = self._namer.new_symbol(f"minus_{-index}", ())
+            node.slice = ast.copy_location(ast.Name(self._indices[index], ast.Load()), node.slice)
+        return self._announced(node, text)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
+        text = ast.unparse(node)
+        self.generic_visit(node)
+        return self._announced(node, text)
+
+    @staticmethod
+    def _announced(node: _Target, text: str) -> _Target:
+        if not isinstance(node.ctx, ast.Load) and (not _is_named(node) or isinstance(node.ctx, ast.Del)):
+            function = ast.parse("ag__.changing", mode="eval").body
+            node.value = ast.Call(function, [node.value, ast.Constant(text)], [])
+        return node
+
+
+def _negative(index: ast.expr) -> int | None:
+    """Returns the value of an index that is a negative integer literal; None for another."""
+    if not isinstance(index, ast.UnaryOp) or not isinstance(index.op, ast.USub):
+        return None
+    value = index.operand.value if isinstance(index.operand, ast.Constant) else None
+    return -value if type(value) is int and value > 0 else None
+
+
+def _is_named(node: ast.expr) -> bool:
+    """Returns whether names and constants identify what an expression refers to: `a`, `a.b`, `a[0]` or `a[i]`."""
+    if isinstance(node, ast.Subscript):
+        return _is_named(node.value) and (isinstance(node.slice, ast.Constant) or _is_named(node.slice))
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_named(node.value))
 
 
 class NestedConditionalTransformer(ast.NodeTransformer):

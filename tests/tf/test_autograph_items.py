@@ -1,0 +1,215 @@
+"""Items and attributes that a branch or a loop body of `tf.function` assigns."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+import mirrored.tf as tf
+from mirrored.tf._errors import InvalidArgumentError
+
+
+def with_a_negative_index(x):
+    a = [x, 2.0]
+    alias = a
+    if x > 0:
+        a[-1] = x * 2
+    else:
+        a[-2] = 5.0
+    return [*a, *alias]
+
+
+def with_negative_indices_of_a_row(x):
+    """The docstring stays first."""
+    a = {"row": [x, 2.0, 3.0]}
+    if x > 0:
+        a["row"][-1], a["row"][-3] = a["row"][-3], a["row"][-1]
+    a["row"][-2] += 1.0
+    return a["row"]
+
+
+def with_a_negative_index_in_a_nested_function(x):
+    a = [x, 2.0]
+
+    def change():
+        if x > 0:
+            a[-1] = x
+
+    change()
+    a[-2] = 3.0
+    return a
+
+
+def with_a_negative_index_in_a_loop(x):
+    a = [0.0, 1.0]
+    while a[-1] < x:
+        a[-1] *= 2.0
+    for row in tf.stack([x, x + 1.0]):
+        a[-2] += row
+    return a
+
+
+def with_a_list_of_the_branch(x):
+    y = 0.0
+    if x > 0:
+        a = {"k0": 0.0}
+        b = [0.0, x]
+        for i in range(2):
+            a[f"k{i}"] = x * i
+            b[i - 1] += a[f"k{i}"]
+        del a["k0"]
+        y = b[0] + a["k1"]
+    return [y]
+
+
+def with_an_unrolled_loop(x):
+    a = [0.0, 0.0, 0.0]
+    for i, row in enumerate([x, x + 1.0]):
+        a[i + 1] = row
+    for k, row in enumerate(tf.unstack(tf.stack([x, x]))):
+        a[k + 1] -= row
+    return a
+
+
+def with_a_loop_over_the_rows_of_a_tensor(x):
+    a, i = [0.0, 1.0], 0
+    for row in tf.stack([x, x + 1.0]):
+        a[i + 1] += row
+    return a
+
+
+def with_a_name_for_the_index(x):
+    a = [0.0, 0.0]
+    i = 0
+    k = i + 1
+    if x > 0:
+        a[k] = x
+    return a
+
+
+def with_a_name_that_gets_its_value_in_the_branch(x):
+    if x > 0:
+        a = {"k1": x}
+        a[f"k{1}"] += 1.0
+        y = a["k1"]
+    else:
+        y = 0.0
+    return [y]
+
+
+RIGHT = [
+    with_a_name_that_gets_its_value_in_the_branch,
+    with_a_negative_index,
+    with_negative_indices_of_a_row,
+    with_a_negative_index_in_a_nested_function,
+    with_a_negative_index_in_a_loop,
+    with_a_list_of_the_branch,
+    with_an_unrolled_loop,
+    with_a_loop_over_the_rows_of_a_tensor,
+    with_a_name_for_the_index,
+]
+
+
+@pytest.mark.parametrize("function", RIGHT, ids=lambda one: one.__name__)
+def test_items_have_the_values_that_python_gives_them(function):
+    compiled = tf.function(function)
+    for x in (-1.0, 0.5, 5.0):
+        assert [float(one) for one in compiled(tf.constant(x))] == [float(one) for one in function(tf.constant(x))]
+
+
+def by_an_expression(x, a, i):
+    if x > 0:
+        a[i + 1] = x
+
+
+def by_an_exchange(x, a, i):
+    if x > 0:
+        a[i], a[i + 1] = a[i + 1], a[i]
+
+
+def by_a_key(x, a, i):
+    d = {"k0": 0.0}
+    if x > 0:
+        d[f"k{i}"] += 1.0
+
+
+def by_a_slice(x, a, i):
+    if x > 0:
+        a[1:] = [x]
+
+
+def by_a_row(x, a, i):
+    rows = [a, a]
+    if x > 0:
+        rows[i][i + 1] = x
+
+
+def by_del(x, a, i):
+    if x > 0:
+        del a[0]
+
+
+def by_an_attribute_of_a_result(x, a, i):
+    one = types.SimpleNamespace(v=0.0)
+    get = lambda: one  # noqa: E731
+    if x > 0:
+        get().v, one.v = x, x
+
+
+def by_a_loop(x, a, i):
+    while x > 0:
+        a[i + 1] += 1.0
+        x = x - 1.0
+
+
+def by_a_loop_over_a_range(x, a, i):
+    for _ in tf.range(tf.cast(x, tf.int32)):
+        a[i + 1] += 1.0
+
+
+def by_an_inner_branch(x, a, i):
+    if x > 0:
+        if x > 1:
+            x = x + 1.0
+        else:
+            a[i + 1] = x
+    return x
+
+
+def by_a_branch_after_a_break(x, a, i):
+    for k in range(2):
+        if x > k:
+            break
+        a[k - 1] = 1.0
+
+
+def by_an_iteration_after_a_break(x, a, i):
+    for k in range(3):
+        a[k - 1] = 1.0
+        if x > k:
+            break
+
+
+WRONG = {
+    by_an_expression: "a[i + 1]",
+    by_an_exchange: "a[i + 1]",
+    by_a_key: "d[f'k{i}']",
+    by_a_slice: "a[1:]",
+    by_a_row: "rows[i][i + 1]",
+    by_del: "a[0]",
+    by_an_attribute_of_a_result: "get().v",
+    by_a_loop: "a[i + 1]",
+    by_a_loop_over_a_range: "a[i + 1]",
+    by_an_inner_branch: "a[i + 1]",
+    by_a_branch_after_a_break: "a[k - 1]",
+    by_an_iteration_after_a_break: "a[k - 1]",
+}
+
+
+@pytest.mark.parametrize("function", WRONG, ids=lambda one: one.__name__)
+def test_an_item_that_would_change_on_both_paths_is_refused(function):
+    with pytest.raises(InvalidArgumentError) as caught:
+        tf.function(lambda x: function(x, [0.0, 0.0], 0))(tf.constant(1.0))
+    assert f"`{WRONG[function]}` is assigned or deleted at {__file__}:" in str(caught.value)
+    assert "k = i + 1, then a[k] = x" in str(caught.value)
