@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import types
 
 import pytest
@@ -213,3 +214,53 @@ def test_an_item_that_would_change_on_both_paths_is_refused(function):
         tf.function(lambda x: function(x, [0.0, 0.0], 0))(tf.constant(1.0))
     assert f"`{WRONG[function]}` is assigned or deleted at {__file__}:" in str(caught.value)
     assert "k = i + 1, then a[k] = x" in str(caught.value)
+
+
+def with_a_list_made_in_the_branch(x):
+    y = 0.0
+    if x > 0:
+        a = []
+        a.append(x * 2)
+        y = a.pop()
+    return y
+
+
+def with_rows_of_a_tensor(x):
+    a = []
+    for row in tf.stack([x, x * 2]):
+        a.append(row)
+    return a[0] + a[1] * len(a)
+
+
+@pytest.mark.parametrize("function", [with_a_list_made_in_the_branch, with_rows_of_a_tensor])
+def test_methods_that_change_lists(function, caplog):
+    for x in (-1.0, 2.0):
+        assert float(tf.function(function)(tf.constant(x))) == float(function(tf.constant(x)))
+    assert not caplog.records
+
+
+def test_a_list_that_gets_a_tensor_of_a_branch_is_refused():
+    def f(x):
+        a = []
+        if x > 0:
+            a.append(x * 2)
+        return len(a)
+
+    with pytest.raises(InvalidArgumentError, match=r"`append` changes a list at .*test_autograph_items.py:\d+, in a"):
+        tf.function(f)(tf.constant(1.0))
+
+
+def test_a_list_that_a_branch_changes_is_reported_once(caplog):
+    calls = []
+
+    def f(x):
+        if x > 0:
+            calls.append("positive")
+        return x
+
+    with caplog.at_level(logging.WARNING, "mirrored"):
+        for _ in range(2):
+            tf.function(f)(tf.constant(1.0))
+    (record,) = caplog.records
+    assert "`append` changes a list" in record.getMessage()
+    assert calls == ["positive"] * 2

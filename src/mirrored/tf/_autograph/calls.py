@@ -21,6 +21,7 @@ from malt.operators import py_builtins
 
 from mirrored._jax.traces import Tracer
 from mirrored._typing import DTypeLike, HostArray
+from mirrored.tf._autograph import effects
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import is_number
 from mirrored.tf._autograph.truth import is_unknown
@@ -124,7 +125,9 @@ def converted_call(
         changed = converted(function)
         if changed is not function:
             return changed(*args, **kwargs)
-    elif not isinstance(function, (type, *_BUILTIN)):
+    elif isinstance(function, types.BuiltinMethodType):
+        effects.calling(function, args)
+    elif not isinstance(function, type):
         call = type(function).__call__ if callable(function) else None
         if is_convertible(call):
             return converted(call)(function, *args, **kwargs)

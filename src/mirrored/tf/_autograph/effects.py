@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax
 import numpy as np
 
+from mirrored._jax.traces import belongs_to, current_trace
+from mirrored._jax.trees import tree_flatten
 from mirrored.tf._errors import InvalidArgumentError
 
+_log = logging.getLogger("mirrored")
+_warned: Final[set[str]] = set()  # the lines of which a warning has been logged
 _MOST_OBJECTS = 10_000  # objects that are remembered for one branch at most
+_METHODS: Final = frozenset(
+    ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update")
+)
+_NAMES: Final = _METHODS | {"changing"}
 _PLAIN: Final = (jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type, types.ModuleType)
 
 
@@ -70,7 +79,7 @@ def existing(body: Callable[..., object]) -> dict[int, object]:
 
 def _changes(code: types.CodeType) -> bool:
     nested = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return "changing" in code.co_names or any(map(_changes, nested))
+    return not _NAMES.isdisjoint(code.co_names) or any(map(_changes, nested))
 
 
 def _contents(one: Any) -> list[Any]:
@@ -101,3 +110,33 @@ def changing(owner: Any, text: str) -> Any:
         remedy="assign the index to a name before the statement (k = i + 1, then a[k] = x), or assign a new value to a "
         "name of the function; for many items use tf.where or a tf.TensorArray",
     )
+
+
+def calling(method: Any, args: Sequence[object]) -> None:
+    """Reports that code calls a method that changes a list or dict which exists before the branch that is traced.
+
+    It logs a warning once for each line. As in TensorFlow, the method is called.
+
+    Raises:
+        InvalidArgumentError: The branch or loop body itself stores a tensor that it has computed.
+    """
+    if not _threads.bodies or method.__name__ not in _METHODS or id(method.__self__) not in _threads.bodies[-1][1]:
+        return
+    frame = sys._getframe(2)
+    where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    found = (
+        f"`{method.__name__}` changes a {type(method.__self__).__name__} at {where}, in a branch or a loop body that "
+        "is traced because a tensor decides whether it runs"
+    )
+    leaves = tree_flatten(list(args))[0]
+    if _threads.bodies[-1][0] == _threads.depth and any(belongs_to(one, current_trace()) for one in leaves):
+        raise InvalidArgumentError.of(
+            "tf.function",
+            found=found,
+            rule="a tensor that such a branch or body computes reaches other code through names only; the call takes "
+            "effect once, while tracing, in any case",
+            remedy="write rows to a tf.TensorArray, or assign the tensor to a name on every path",
+        )
+    if where not in _warned:
+        _warned.add(where)
+        _log.warning("%s. It takes effect once, while tracing, in any case. Use names or a tf.TensorArray", found)
