@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mirrored._typing import Leaf, Operand, PyTree
+from mirrored.tf._autograph.changes import Place, recording
 from mirrored.tf._autograph.effects import tracing
 from mirrored.tf._autograph.state import (
     GetState,
@@ -62,10 +63,14 @@ def if_stmt(
         body() if known else orelse()
         return
     before = get_state()
-    first, first_values = _traced(body, before, get_state, set_state, nouts)
-    second, second_values = _traced(orelse, before, get_state, set_state, nouts)
-    after = _joined("if", cond, (first, second), (first_values, second_values), symbol_names)
-    set_state((*after, *before[nouts:]))
+    names = symbol_names[:nouts]
+    first, first_values = _traced(body, before, get_state, set_state, names)
+    second, second_values = _traced(orelse, before, get_state, set_state, names)
+    after = _joined("if", cond, (first, second), (first_values, second_values))
+    set_state((*(after.pop(name) for name in names), *before[nouts:]))
+    for place, value in after.items():
+        assert isinstance(place, Place)
+        place.write(value)
 
 
 def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any], expr_repr: str) -> Any:
@@ -73,12 +78,13 @@ def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any]
     known = truth(cond)
     if known is not None:
         return if_true() if known else if_false()
-    blocks, values = [], []
+    blocks: list[Block] = []
+    values: list[dict[str | Place, Any]] = []
     for branch in (if_true, if_false):
         found: list[Any] = []
         blocks.append(trace_block(_keeping(branch, found)))
-        values.append((found[0],))
-    return _joined("if", cond, blocks, values, (expr_repr,))[0]
+        values.append({expr_repr: found[0]})
+    return _joined("if", cond, blocks, values)[expr_repr]
 
 
 def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
@@ -119,10 +125,12 @@ def _one_of(operator: str, value: Operand, second: Callable[[], Any]) -> Any:
             remedy="for a condition, compare the number: x != 0",
         )
     kept: list[Any] = []
-    blocks, values = [block, trace_block(_keeping(lambda: value, kept))], [(found[0],), (kept[0],)]
+    shown = f"first {operator} second"
+    blocks = [block, trace_block(_keeping(lambda: value, kept))]
+    values: list[dict[str | Place, Any]] = [{shown: found[0]}, {shown: kept[0]}]
     if operator == "or":
         blocks, values = blocks[::-1], values[::-1]
-    return _joined(operator, value, blocks, values, (f"first {operator} second",))[0]
+    return _joined(operator, value, blocks, values)[shown]
 
 
 def _keeping(branch: Callable[[], Any], found: list[Any]) -> Callable[[], list[jax.Array]]:
@@ -134,17 +142,23 @@ def _keeping(branch: Callable[[], Any], found: list[Any]) -> Callable[[], list[j
 
 
 def _traced(
-    branch: Callable[[], None], before: tuple[Any, ...], get_state: GetState, set_state: SetState, nouts: int
-) -> tuple[Block, tuple[Any, ...]]:
-    """Traces a branch; returns the traced computation and the values that Python variables have after the branch."""
-    values: tuple[Any, ...] = ()
+    branch: Callable[[], None],
+    before: tuple[Any, ...],
+    get_state: GetState,
+    set_state: SetState,
+    names: Sequence[str],
+) -> tuple[Block, dict[str | Place, Any]]:
+    """Traces a branch; returns the traced computation and the values of names, items and attributes after it."""
+    values: dict[str | Place, Any] = {}
 
     def run() -> list[jax.Array]:
-        nonlocal values
-        with tracing(branch):
-            branch()
-        values = uniform(get_state()[:nouts])
-        return Parts.of(values).tensors
+        with recording(branch) as changes:
+            with tracing(branch):
+                branch()
+            values.update(zip(names, uniform(get_state()[: len(names)]), strict=True))
+            set_state(before)
+            values.update((place, uniform(value)) for place, value in changes.found().items())
+        return Parts.of(tuple(values.values())).tensors
 
     set_state(before)
     try:
@@ -154,33 +168,26 @@ def _traced(
 
 
 def _joined(
-    statement: str,
-    cond: object,
-    blocks: Sequence[Block],
-    values: Sequence[tuple[Any, ...]],
-    names: Sequence[str],
-) -> list[Any]:
-    """Builds a conditional from two traced branches; returns the resulting value of each Python variable."""
-    pairs = [
-        _with_zeros_for_missing(
-            statement,
-            name,
-            _variable_as_tensor(first, second, blocks[0]),
-            _variable_as_tensor(second, first, blocks[1]),
-        )
-        for name, first, second in zip(names, *values, strict=False)
-    ]
-    pieces = [_Joint(statement, name, *pair) for name, pair in zip(names, pairs, strict=False)]
+    statement: str, cond: object, blocks: Sequence[Block], values: Sequence[Mapping[str | Place, Any]]
+) -> dict[str | Place, Any]:
+    """Builds a conditional from two traced branches; returns the resulting value of each name, item and attribute.
+
+    An item that only one branch changes has its former value in the other.
+    """
+    keys = dict.fromkeys(key for one in values for key in one)
+    pieces: dict[str | Place, _Joint] = {}
+    for key in keys:
+        first, second = (one[key] if isinstance(key, str) or key in one else key.read() for one in values)
+        pair = (_variable_as_tensor(first, second, blocks[0]), _variable_as_tensor(second, first, blocks[1]))
+        pieces[key] = _Joint(statement, str(key), *_with_zeros_for_missing(statement, str(key), *pair))
 
     def outputs(number: int, results: list[Any]) -> list[Any]:
-        original = Parts.of(tuple(values[number]))
         own = iter(results)
-        by_name = [[next(own) for _ in Parts.of(one).places] for one in values[number]]
-        assert len(original.places) == len(results)
-        return [array for piece, tensors in zip(pieces, by_name, strict=True) for array in piece.given(number, tensors)]
+        by_name = {key: [next(own) for _ in Parts.of(one).places] for key, one in values[number].items()}
+        return [array for key, piece in pieces.items() for array in piece.given(number, by_name.get(key, []))]
 
     outs = iter(choose(jnp.where(as_tensor(cond), 0, 1), blocks, outputs))
-    return [piece.result(outs) for piece in pieces]
+    return {key: piece.result(outs) for key, piece in pieces.items()}
 
 
 def _with_zeros_for_missing(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[Any, Any]:

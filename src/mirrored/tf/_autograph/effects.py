@@ -1,8 +1,4 @@
-"""Refuses changes of lists, dicts and objects that are not part of the state of a traced branch or loop body.
-
-AutoGraph's passes make an item or attribute part of that state if constants and names identify it (`a[0]`, `a[i]`,
-`a.b`). Any other change would take effect while the branch is traced, whether it is taken or not.
-"""
+"""Reports calls that change lists and dicts in a traced branch or loop body: they do not become part of its state."""
 
 from __future__ import annotations
 
@@ -29,7 +25,6 @@ _MOST_OBJECTS = 10_000  # objects that are remembered for one branch at most
 _METHODS: Final = frozenset(
     ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update")
 )
-_NAMES: Final = _METHODS | {"changing"}
 _PLAIN: Final = (jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type, types.ModuleType)
 
 
@@ -40,6 +35,11 @@ class _Threads(threading.local):
 
 
 _threads: Final = _Threads()
+
+
+def depth() -> int:
+    """Returns how many converted functions are running in this thread."""
+    return _threads.depth
 
 
 def enter() -> None:
@@ -54,7 +54,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def tracing(body: Callable[..., object], known: dict[int, object] | None = None) -> Iterator[None]:
-    """Refuses changes of objects that exist before a ``with`` block, in which a branch or a loop body is traced."""
+    """Reports changes of lists and dicts that exist before a ``with`` block, in which a branch or a body is traced."""
     _threads.bodies.append((_threads.depth, existing(body) if known is None else known))
     try:
         yield
@@ -79,7 +79,7 @@ def existing(body: Callable[..., object]) -> dict[int, object]:
 
 def _changes(code: types.CodeType) -> bool:
     nested = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return not _NAMES.isdisjoint(code.co_names) or any(map(_changes, nested))
+    return not _METHODS.isdisjoint(code.co_names) or any(map(_changes, nested))
 
 
 def _contents(one: Any) -> list[Any]:
@@ -88,28 +88,6 @@ def _contents(one: Any) -> list[Any]:
     attributes = getattr(one, "__dict__", None)  # malt's marker of an undefined name has each attribute
     own = list(attributes.values()) if isinstance(attributes, dict) else []
     return own + (list(one.values()) if isinstance(one, dict) else list(one) if isinstance(one, (list, tuple)) else [])
-
-
-def changing(owner: Any, text: str) -> Any:
-    """Returns an object of which converted code is about to assign or delete an item or attribute.
-
-    Raises:
-        InvalidArgumentError: It exists outside of the traced branch or loop body that assigns it.
-    """
-    if not _threads.bodies:
-        return owner
-    depth, known = _threads.bodies[-1]
-    if depth != _threads.depth or id(owner) not in known:
-        return owner
-    frame = sys._getframe(1)
-    raise InvalidArgumentError.of(
-        "tf.function",
-        found=f"`{text}` is assigned or deleted at {frame.f_code.co_filename}:{frame.f_lineno}, in a branch or a loop "
-        "body that is traced because a tensor decides whether it runs",
-        rule="there, a target is a name, or an item or attribute that names and constants identify: a[0], a[k], a.b",
-        remedy="assign the index to a name before the statement (k = i + 1, then a[k] = x), or assign a new value to a "
-        "name of the function; for many items use tf.where or a tf.TensorArray",
-    )
 
 
 def calling(method: Any, args: Sequence[object]) -> None:

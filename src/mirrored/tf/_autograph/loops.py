@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.errors import ArgumentTypeError
 from mirrored.tf._autograph.branches import if_stmt
+from mirrored.tf._autograph.changes import Place, recording
 from mirrored.tf._autograph.effects import existing, tracing
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import (
@@ -242,8 +244,16 @@ def _over_range(
 class _LoopVariables:
     """The Python variables that a loop carries from one iteration to the next."""
 
-    def __init__(self, statement: str, get_state: GetState, set_state: SetState, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        statement: str,
+        get_state: GetState,
+        set_state: SetState,
+        names: Sequence[str],
+        places: AbstractSet[Place] = frozenset(),
+    ) -> None:
         self._statement = statement
+        self._places = places
         self.get, self.set, self.names = get_state, set_state, names
 
     def loop(
@@ -265,6 +275,10 @@ class _LoopVariables:
                     loop = attempt.traced(body, test, rows)
                 except LoopMismatch:
                     loop = None
+                if attempt.changed:
+                    self.set(before)
+                    self._with(attempt.changed).loop(body, test, rows=rows, limit=limit, first=first)
+                    return
                 converted_start = attempt.converted_start()
                 if loop is not None and converted_start is None:
                     self.set(attempt.parts.filled(loop.run(rows=rows, limit=limit, first=first)))
@@ -275,6 +289,24 @@ class _LoopVariables:
             raise
         self.set(before)
         raise type_mismatch_error(self._statement, self.names[0], "changes its type with every iteration")
+
+    def _with(self, places: Sequence[Place]) -> _LoopVariables:
+        """Returns the loop variables together with items and attributes that the loop body changes."""
+
+        def get() -> tuple[Any, ...]:
+            return (*self.get(), *(place.read() for place in places))
+
+        def put(values: tuple[Any, ...]) -> None:
+            count = len(values) - len(places)
+            self.set(values[:count])
+            for place, value in zip(places, values[count:], strict=True):
+                place.write(value)
+
+        return _LoopVariables(self._statement, get, put, (*self.names, *map(str, places)), {*self._places, *places})
+
+    def is_known(self, place: Place) -> bool:
+        """Returns whether an item or attribute is one of the loop variables."""
+        return place in self._places
 
     def error(self, name: str, found: str) -> InvalidArgumentError:
         return type_mismatch_error(self._statement, name, found)
@@ -288,21 +320,29 @@ class _Attempt:
         self._start = start
         self.parts = Parts.of(start)
         self._after: tuple[Any, ...] = start
+        self.changed: list[Place] = []
 
     def traced(self, body: Callable[..., None], test: Callable[[], Any] | None, rows: jax.Array | None) -> Loop:
         known = existing(body)  # without the loop variables' lists and dicts, which `filled` makes anew
 
         def step(tensors: Sequence[Any], *row: jax.Array) -> list[Any]:
-            self._variables.set(self.parts.filled(tensors))
-            with tracing(body, known):
-                body(*row)
-            self._after = self._variables.get()
-            return self._results()
+            with recording(body) as changes:
+                self._variables.set(self.parts.filled(tensors))
+                with tracing(body, known):
+                    body(*row)
+                self._after = self._variables.get()
+                results = self._results()
+                self._variables.set(self._start)
+                self.changed = [one for one in changes.found() if not self._variables.is_known(one)]
+            return results
 
         def holds(tensors: Sequence[Any]) -> Any:
-            self._variables.set(self.parts.filled(tensors))
             assert test is not None
-            return as_tensor(test())
+            with recording(test) as changes:
+                self._variables.set(self.parts.filled(tensors))
+                result = as_tensor(test())
+                changes.found()
+            return result
 
         row = None if rows is None else jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
         start = self.parts.tensors

@@ -163,65 +163,30 @@ class StatementTransformer(ast.NodeTransformer):
 
 
 class ChangeTransformer(ast.NodeTransformer):
-    """Announces assignments to items and attributes that AutoGraph's passes do not make part of the state of a branch.
+    """Announces the object of each assignment to an item, or to an attribute of an expression: ``ag__.changing(a)[i]``.
 
-    The passes know the items and attributes that constants and names identify: `a[0]`, `a[i]`, `a.b`. The object of
-    any other target is passed through a function first: ``ag__.changing(a, "a[i + 1]")[i + 1] = x``. A negative index
-    gets a name at the start of the function, because the passes take `-1` for an expression.
-
-    Args:
-        namer: Creates names that the function does not have.
+    AutoGraph's passes make an item or attribute part of the state of a branch only if constants and names identify it
+    (`a[0]`, `a.b`), and read an item at another index if the branch assigns the name that is its index.
     """
 
-    def __init__(self, namer: Any) -> None:
-        self._namer = namer
-        self._indices: dict[int, str] = {}
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        outer, self._indices = self._indices, {}
-        self.generic_visit(node)
-        start = 1 if ast.get_docstring(node, clean=False) is not None else 0
-        for value, name in self._indices.items():
-            given = ast.Assign([ast.Name(name, ast.Store())], ast.UnaryOp(ast.USub(), ast.Constant(-value)))
-            node.body.insert(start, like(given, node.body[-1]))
-        self._indices = outer
-        return node
-
     def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:
-        text = ast.unparse(node)
-        self.generic_visit(node)
-        if isinstance(node.ctx, ast.Store) and (index := _negative(node.slice)) is not None:
-            if index not in self._indices:
-                self._indices[index] = self._namer.new_symbol(f"minus_{-index}", ())
-            node.slice = ast.copy_location(ast.Name(self._indices[index], ast.Load()), node.slice)
-        return self._announced(node, text)
+        return self._announced(node, None)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
-        text = ast.unparse(node)
-        self.generic_visit(node)
-        return self._announced(node, text)
+        return node if _is_name(node) else self._announced(node, node.attr)
 
-    @staticmethod
-    def _announced(node: _Target, text: str) -> _Target:
-        if not isinstance(node.ctx, ast.Load) and (not _is_named(node) or isinstance(node.ctx, ast.Del)):
+    def _announced(self, node: _Target, attribute: str | None) -> _Target:
+        text = ast.unparse(node if attribute else node.value)
+        self.generic_visit(node)
+        if not isinstance(node.ctx, ast.Load):
             function = ast.parse("ag__.changing", mode="eval").body
-            node.value = ast.Call(function, [node.value, ast.Constant(text)], [])
+            node.value = ast.Call(function, [node.value, ast.Constant(attribute), ast.Constant(text)], [])
         return node
 
 
-def _negative(index: ast.expr) -> int | None:
-    """Returns the value of an index that is a negative integer literal; None for another."""
-    if not isinstance(index, ast.UnaryOp) or not isinstance(index.op, ast.USub):
-        return None
-    value = index.operand.value if isinstance(index.operand, ast.Constant) else None
-    return -value if type(value) is int and value > 0 else None
-
-
-def _is_named(node: ast.expr) -> bool:
-    """Returns whether names and constants identify what an expression refers to: `a`, `a.b`, `a[0]` or `a[i]`."""
-    if isinstance(node, ast.Subscript):
-        return _is_named(node.value) and (isinstance(node.slice, ast.Constant) or _is_named(node.slice))
-    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_named(node.value))
+def _is_name(node: ast.expr) -> bool:
+    """Returns whether an expression is a name or an attribute of a name, like `a` and `a.b.c`."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
 
 
 class NestedConditionalTransformer(ast.NodeTransformer):

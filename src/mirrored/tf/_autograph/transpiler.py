@@ -22,7 +22,7 @@ from malt.impl import api
 from malt.lang import directives, special_functions
 from malt.pyct import inspect_utils, origin_info, parser, transpiler
 
-from mirrored.tf._autograph import branches, calls, effects, loops, scope, truth
+from mirrored.tf._autograph import branches, calls, changes, loops, scope, truth
 from mirrored.tf._autograph.calls import converted as converted
 from mirrored.tf._autograph.calls import converted_call as converted_call
 from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
@@ -42,7 +42,7 @@ _log = logging.getLogger("mirrored")
 _OPTIONS: Final = converter.ConversionOptions(recursive=True, user_requested=True, optional_features=())
 _OPERATORS: Final[Mapping[str, Any]] = {
     "and_": branches.and_,
-    "changing": effects.changing,
+    "changing": changes.changing,
     "converted_call": calls.converted_call,
     "eq": truth.eq,
     "for_stmt": loops.for_stmt,
@@ -185,7 +185,7 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
         hidden = (ReturnAnnotations(ctx.namer), ExceptionNames(ctx.namer))
         for one in hidden:
             one.hide(node)
-        node = ChangeTransformer(ctx.namer).visit(StatementTransformer().visit(node))
+        node = ChangeTransformer().visit(StatementTransformer().visit(node))
         node = OuterNameTransformer().visit(_LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node)))
         node = NestedConditionalTransformer().visit(api._TRANSPILER.transform_ast(node, ctx))
         for one in hidden:

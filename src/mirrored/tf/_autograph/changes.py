@@ -1,0 +1,254 @@
+"""Finds the items and attributes that a branch or a loop body changes, so that they become part of its state.
+
+AutoGraph's passes know the names that a branch assigns. Items (`a[i + 1] = x`) and attributes are found here, while the
+branch is traced: converted code announces each object before it changes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import jax
+import numpy as np
+from malt.operators.variables import Undefined
+
+from mirrored._jax.traces import Tracer
+from mirrored._jax.trees import tree_flatten
+from mirrored.tf._autograph.effects import depth
+from mirrored.tf._autograph.state import is_undefined
+from mirrored.tf._errors import InvalidArgumentError
+
+_MOST_OBJECTS = 20_000  # objects that the search for a changed object visits at most
+_CONTAINERS: Final = (list, dict, np.ndarray)
+_PLAIN: Final = (jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type, type(None), types.ModuleType)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """An attribute, an item, or the whole content of a list or array, which a branch or a loop body changes."""
+
+    owner: Any = dataclasses.field(compare=False)
+    kind: Literal["attribute", "item", "content"]
+    key: Any
+    name: str = dataclasses.field(compare=False)
+    identity: int
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read(self) -> Any:
+        """Returns the current value; malt's marker of an undefined variable if there is none."""
+        try:
+            if self.kind == "attribute":
+                return getattr(self.owner, self.key)
+            return self.owner.copy() if self.kind == "content" else self.owner[self.key]
+        except (AttributeError, LookupError):
+            return Undefined(self.name)
+
+    def item(self, key: object) -> Place:
+        """Returns the place of an item of the same object."""
+        shown, at, where = self.name.partition(" at ")
+        return Place(self.owner, "item", key, f"{shown}[{key!r}]{at}{where}", self.identity)
+
+    def write(self, value: object) -> None:
+        """Sets the value, and records the former one for the branch or the loop body around this one."""
+        if _threads.changes:
+            _threads.changes[-1].note(self)
+        if isinstance(self.owner, np.ndarray) and any(isinstance(leaf, Tracer) for leaf in tree_flatten(value)[0]):
+            raise InvalidArgumentError.of(
+                self.name,
+                found="items of a NumPy array are assigned where a tensor decides whether they are",
+                rule="a NumPy array holds values that are known while tracing",
+                remedy="use a list, or a tensor and tf.where or tf.tensor_scatter_nd_update",
+            )
+        self.put(value)
+
+    def put(self, value: object) -> None:
+        """Sets the value; removes the item or attribute if the value is undefined."""
+        if self.kind == "content":
+            self.owner[:] = value
+        elif is_undefined(value):
+            with contextlib.suppress(AttributeError, KeyError):
+                delattr(self.owner, self.key) if self.kind == "attribute" else self.owner.__delitem__(self.key)
+        elif self.kind == "attribute":
+            setattr(self.owner, self.key, value)
+        else:
+            self.owner[self.key] = value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """A list, dict or array, an attribute or an item, as it was before a branch or a loop body changed it."""
+
+    place: Place
+    before: Any
+
+    def changed(self) -> Iterator[tuple[Place, Any]]:
+        """Yields the places that have changed, with their former values."""
+        owner, before = self.place.owner, self.before
+        if isinstance(before, dict) and self.place.kind == "content":
+            for key in {**before, **owner}:
+                place = self.place.item(key)
+                yield from self._if_changed(place, before.get(key, Undefined(place.name)))
+        elif isinstance(before, list) and self.place.kind == "content" and len(owner) == len(before):
+            for i, old in enumerate(before):
+                yield from self._if_changed(self.place.item(i), old)
+        elif not isinstance(before, np.ndarray) or not np.array_equal(owner, before):
+            yield from self._if_changed(self.place, before)
+
+    @staticmethod
+    def _if_changed(place: Place, old: object) -> Iterator[tuple[Place, Any]]:
+        now = place.read()
+        if now is not old and not (is_undefined(now) and is_undefined(old)):
+            yield place, old
+
+
+class Changes:
+    """What one branch or loop body changes, except names.
+
+    Args:
+        body: The function of converted code that runs the branch or the body.
+    """
+
+    def __init__(self, body: Callable[..., object]) -> None:
+        self._body = body
+        self._records: dict[Place, _Record] = {}
+        self.depth = depth()
+
+    def note(self, place: Place) -> None:
+        """Records the value of a place, unless an earlier value of it is recorded."""
+        if place not in self._records:
+            self._records[place] = _Record(place, place.read())
+
+    def found(self) -> dict[Place, Any]:
+        """Returns the changed places with their new values, and undoes the changes.
+
+        Objects that the branch has created itself stay as they are.
+        """
+        changed = [(place, old, place.read()) for record in self._records.values() for place, old in record.changed()]
+        for place, old, _ in changed:
+            place.put(old)
+        known = _reachable(self._body, {place.identity for place, _, _ in changed})
+        for place, _, new in changed:
+            if place.identity not in known:
+                place.put(new)
+        return {place: new for place, _, new in changed if place.identity in known}
+
+
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.changes: list[Changes] = []
+
+
+_threads: Final = _Threads()
+
+
+@contextlib.contextmanager
+def recording(body: Callable[..., object]) -> Iterator[Changes]:
+    """Records what a branch or a loop body changes during a ``with`` block; undoes it if the block raises an error."""
+    changes = Changes(body)
+    _threads.changes.append(changes)
+    try:
+        yield changes
+    except BaseException:
+        changes.found()
+        raise
+    finally:
+        _threads.changes.pop()
+
+
+def changing(owner: Any, attribute: str | None, name: str) -> Any:
+    """Returns an object of which converted code is about to change an attribute, or items (if `attribute` is None)."""
+    if not _threads.changes or _threads.changes[-1].depth != depth():
+        return owner
+    frame = sys._getframe(1)
+    name = f"{name} at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    if attribute is None and not isinstance(owner, _CONTAINERS):
+        return _Items(owner, name) if hasattr(type(owner), "__setitem__") else owner
+    kind: Literal["attribute", "content"] = "content" if attribute is None else "attribute"
+    _threads.changes[-1].note(Place(owner, kind, attribute, name, id(owner)))
+    return owner
+
+
+class _Items:
+    """An object with items, of another class than list and dict, of which converted code is about to change one."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._whole = Place(owner, "content", None, name, id(owner))
+
+    def __getitem__(self, key: object) -> Any:
+        return self._whole.owner[key]
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self._note(key)
+        self._whole.owner[key] = value
+
+    def __delitem__(self, key: object) -> None:
+        self._note(key)
+        del self._whole.owner[key]
+
+    def _note(self, key: object) -> None:
+        if isinstance(key, Hashable) and not isinstance(key, (slice, tuple)):
+            _threads.changes[-1].note(self._whole.item(key))
+
+
+def _reachable(body: Callable[..., object], wanted: set[int]) -> set[int]:
+    """Returns which of the objects with the given ids existed before the branch, which has been undone, was traced.
+
+    Such an object is referred to, directly or not, by a variable that the branch reads.
+    """
+    found: set[int] = set()
+    todo: deque[object] = deque([body])
+    seen: set[int] = set()
+    modules: set[int] = set()  # ids of the global names of the converted functions
+    while todo and found < wanted and len(seen) < _MOST_OBJECTS:
+        one = todo.popleft()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if id(one) in wanted:
+            found.add(id(one))
+        if isinstance(one, types.FunctionType) and "ag__" in one.__code__.co_freevars:
+            modules.add(id(one.__globals__))
+        todo.extend(_parts(one, modules))
+    return found
+
+
+def _parts(one: Any, modules: set[int]) -> Iterable[object]:
+    """Returns the objects that an object refers to, also those to which a function in `modules` refers by name."""
+    if isinstance(one, types.CellType):
+        try:
+            return [one.cell_contents]
+        except ValueError:  # empty
+            return []
+    if isinstance(one, types.FunctionType):
+        values = one.__globals__
+        names = _names(one.__code__) if id(values) in modules else ()
+        return [*(one.__closure__ or ()), *(values[name] for name in names if name in values)]
+    if isinstance(one, types.MethodType):
+        return [one.__self__, one.__func__]
+    if isinstance(one, functools.partial):
+        return [one.func, *one.args, *one.keywords.values()]
+    if isinstance(one, _PLAIN):
+        return []
+    own = getattr(one, "__dict__", None)
+    attributes = list(own.values()) if isinstance(own, dict) else []
+    if isinstance(one, dict):
+        return [*one.values(), *attributes]
+    return [*one, *attributes] if isinstance(one, (list, tuple, set, frozenset, deque)) else attributes
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _names(one)
