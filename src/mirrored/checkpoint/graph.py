@@ -62,7 +62,7 @@ class Graph:
         lists: The lists and deques by name.
         unsaved: The arrays in the checkpoint's own dicts, lists and tuples that cannot be saved, by name.
         sets: The names of sets with variables or arrays that are in no other object, and so are not saved.
-        recent: The names of variables that checkpoints of earlier versions do not have.
+        recent: The names of state that checkpoints of earlier versions do not have.
         shared: The names of the state that optimizers keep once for a group of variables.
     """
 
@@ -131,12 +131,18 @@ class _Zone:
     that hold no variables. `holders` are the names of the objects around a number, outermost first; if any of them
     holds variables, the number is configuration, as that of a model.
 
-    Arrays in the arguments of a `functools.partial`, and in tuples there, are constants.
+    Arrays in the arguments of a `functools.partial`, and in tuples there, are constants. Objects in attributes of Keras
+    layers and of optimizers have `only_variables`.
     """
 
     numbers: bool
     holders: tuple[str, ...] = ()
     is_constant: bool = False
+    only_variables: bool = False
+
+
+def _zone_of(part: Part, zone: _Zone) -> _Zone:
+    return _Zone(numbers=False, only_variables=True) if part.only_variables else zone
 
 
 def paths_to(name: str, others: Mapping[str, list[str]]) -> Iterator[str]:
@@ -179,16 +185,16 @@ class _Walk:
         self._names = self.graph.names
         self._held: dict[str, tuple[str, ...]] = {}
         self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
-        self._queue.extend((part, _Zone(numbers=False)) for part in of_root)
+        self._queue.extend((part, _zone_of(part, _Zone(numbers=False))) for part in of_root)
         self._late: deque[tuple[Part, _Zone]] = deque()  # partials: what is in other objects too has its name there
         self._sets: list[Part] = []
-        self._recent: deque[Part] = deque()
+        self._recent: deque[tuple[Part, _Zone]] = deque()
         self._is_in_recent = False
         self._visit_all()
         self._add_all_slots()
         self._is_in_recent = True
         while self._recent:
-            self._queue.append((self._recent.popleft(), _Zone(numbers=False)))
+            self._queue.append(self._recent.popleft())
             self._visit_all()
         self._add_all_slots()
         if outside is None:
@@ -212,14 +218,14 @@ class _Walk:
     def _visit(self, part: Part, zone: _Zone) -> None:
         name, value = part.name, part.value
         if part.is_recent and not self._is_in_recent:
-            self._recent.append(part)
+            self._recent.append((part, zone))
             return
         if part.former is not None:
             self.graph.former[part.former] = name
         if is_number(value):
             self._visit_number(part, zone)
             return
-        if (zone.is_constant or self._is_in_recent) and isinstance(value, (np.ndarray, jax.Array)):
+        if (zone.is_constant or zone.only_variables) and isinstance(value, (np.ndarray, jax.Array)):
             return
         if self._is_known(name, value):
             return
@@ -229,7 +235,7 @@ class _Walk:
         if isinstance(value, (set, frozenset)):
             self._visit_set(part, value)
             return
-        if self._visit_optimizer(part, zone) or self._visit_leaf(part):
+        if self._visit_optimizer(part, zone) or self._visit_leaf(part, zone):
             return
         if isinstance(value, np.ndarray) and zone.numbers and not zone.holders:
             self.graph.unsaved[name] = value
@@ -245,11 +251,15 @@ class _Walk:
         if type(value) in (list, deque):
             self.graph.lists[name] = value
         of_keras = keras_parts(value, part.place)
-        inner = self._zone_inside(name, value, zone) if of_keras is None else _Zone(numbers=False)
+        inner = self._zone_inside(name, value, zone)
+        of_attributes = self._zone_of_attributes(name, value, zone)
+        if of_keras is not None:
+            inner = _Zone(numbers=False, only_variables=zone.only_variables)
         for one in parts_of(value, part.place) if of_keras is None else of_keras:
             has_former = part.former is not None or one.former is not None
             former = f"{part.former or name}/{one.former or one.name}" if has_former else None
-            self._queue.append((dataclasses.replace(one, name=f"{name}/{one.name}", former=former), inner))
+            named = dataclasses.replace(one, name=f"{name}/{one.name}", former=former)
+            self._queue.append((named, _zone_of(one, of_attributes if one.is_recent else inner)))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
         """Postpones a Python `set` until other objects are visited; the traversal of sets then queues its items."""
@@ -277,14 +287,14 @@ class _Walk:
         if rate is not None:
             self._add(f"{part.name}/learning_rate", RateLeaf(rate))
         for one in optimizer_parts(given, part.place):
-            self._recent.append(dataclasses.replace(one, name=f"{part.name}/{one.name}"))
+            self._recent.append((dataclasses.replace(one, name=f"{part.name}/{one.name}"), _zone_of(one, zone)))
         return True
 
-    def _visit_leaf(self, part: Part) -> bool:
+    def _visit_leaf(self, part: Part, zone: _Zone) -> bool:
         leaf = keras_leaf(part.value) or leaf_of(part.value, part.place)
         if leaf is None:
             return False
-        if self._is_in_recent and not isinstance(leaf, (VariableLeaf, KerasLeaf)):
+        if zone.only_variables and not isinstance(leaf, (VariableLeaf, KerasLeaf)):
             return True
         known = self._names.get(id(leaf.variable)) if isinstance(leaf, VariableLeaf) else None
         if known is not None and leaf.owner != id(part.value):  # a Keras variable over a variable that has a name
@@ -302,9 +312,13 @@ class _Walk:
         if is_container(value):
             return zone if isinstance(value, tuple) else dataclasses.replace(zone, is_constant=False)
         if isinstance(value, functools.partial):
-            return _Zone(numbers=False, is_constant=True)
+            return _Zone(numbers=False, is_constant=True, only_variables=zone.only_variables)
+        return self._zone_of_attributes(name, value, zone)
+
+    def _zone_of_attributes(self, name: str, value: object, zone: _Zone) -> _Zone:
         holds = zone.numbers and is_open(value) and not is_node(value)
-        return _Zone(numbers=holds, holders=(*zone.holders, name) if holds else ())
+        holders = (*zone.holders, name) if holds else ()
+        return _Zone(numbers=holds, holders=holders, only_variables=zone.only_variables)
 
     def _is_known(self, name: str, value: object) -> bool:
         """Records the path `name` as the name or an alias of `value`; returns whether `value` already had a name."""
@@ -388,3 +402,4 @@ class _Walk:
         for name, holders in self._held.items():
             if not models.isdisjoint(holders):
                 del self.graph.leaves[name]
+                self.graph.recent.discard(name)

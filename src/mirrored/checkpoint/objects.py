@@ -1,7 +1,7 @@
 """Determines which attributes and items of objects a checkpoint saves, and under which names.
 
-The parts of dicts, lists and tuples are their entries; those of a `functools.partial` are its function and arguments;
-those of other objects are their attributes, public ones first.
+The parts of dicts, lists and tuples are their entries, and the attributes of a user's subclass of dict or list; those
+of a `functools.partial` are its function and arguments; those of other objects are their attributes, public ones first.
 Other objects of the standard library than namespaces, objects of JAX, NumPy and optax, functions, classes, strategies
 and datasets have no parts.
 """
@@ -14,7 +14,7 @@ import enum
 import functools
 import re
 import sys
-from collections import UserList, deque
+from collections import UserDict, UserList, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
@@ -67,8 +67,9 @@ _CLOSED_HERE: Final = frozenset(
 class Part:
     """An attribute or item of an object that a checkpoint saves: its name, its value, and where it is stored.
 
-    Checkpoints of earlier versions can have it under another name, `former`. They do not have the variables of one that
-    `is_recent`; such a part is visited last, so that what is in other objects, too, keeps its name there.
+    Checkpoints of earlier versions can have it under another name, `former`. They do not have the state of one that
+    `is_recent`; such a part is visited last, so that what is in other objects, too, keeps its name there. Of a
+    part with `only_variables`, a checkpoint saves no arrays, numbers and positions.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Part:
     place: Place
     former: str | None = None
     is_recent: bool = False
+    only_variables: bool = False
 
 
 class CheckpointSlotGroup(Protocol):
@@ -148,16 +150,35 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
             text = _key_text(key)
             former = f"#{index}" if isinstance(key, (tuple, frozenset, np.integer, bytes)) else None
             yield Part(f"#{index}" if text is None else _escaped(text), one, Item(place, key), former)
+        yield from _attribute_parts(value, place)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         for index, (name, one) in enumerate(zip(value._fields, value, strict=True)):
             yield Part(name, one, Item(place, index))
     elif is_container(value):
         for index, one in enumerate(value):
             yield Part(str(index), one, Item(place, index))
+        yield from _attribute_parts(value, place)
     elif isinstance(value, functools.partial):
         yield from _parts_of_partial(value, place)
     elif is_open(value):
         yield from (Part(name, one, Attribute(place, name)) for name, one in attributes_of(value))
+
+
+def _attribute_parts(value: object, place: Place) -> Iterator[Part]:
+    """Yields the attributes of an object of a user's subclass of dict, list or deque, besides its items.
+
+    Leaves out attributes that are items, too, with which such classes offer ``config.rate``, and a `UserDict`'s dict.
+    """
+    if not isinstance(value, (dict, list, deque, UserDict)) or not is_open(value) or _package(value) == "keras":
+        return
+    names: Mapping[Any, Any] = value if isinstance(value, Mapping) else {}
+    for name, one in () if getattr(value, "__dict__", None) is value else attributes_of(value):
+        if isinstance(value, UserDict) and name == "data":
+            continue
+        if name not in names:
+            yield Part(name, one, Attribute(place, name), is_recent=True)
+        elif names[name] is not one:
+            yield Part(f"%{name}", one, Attribute(place, name), is_recent=True)  # no item has such a name
 
 
 def _parts_of_partial(value: functools.partial[Any], place: Place) -> Iterator[Part]:
@@ -174,10 +195,14 @@ def is_open(value: object) -> bool:
         return False
     if isinstance(value, (SimpleNamespace, argparse.Namespace)):
         return True
-    package, _, rest = type(value).__module__.partition(".")
+    package = _package(value)
     if package == "mirrored":
-        return rest.partition(".")[0] not in _CLOSED_HERE
+        return type(value).__module__.removeprefix("mirrored.").partition(".")[0] not in _CLOSED_HERE
     return package not in _CLOSED
+
+
+def _package(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def is_container(value: object) -> TypeGuard[Iterable[Any]]:
@@ -373,7 +398,7 @@ def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
     yield from _numbered("metrics", layer._metrics, place)
     for name, value in attributes:
         if not name.startswith("_") and _is_foreign(value):
-            yield Part(name, value, Attribute(place, name), is_recent=True)
+            yield Part(name, value, Attribute(place, name), is_recent=True, only_variables=True)
 
 
 def stored_variable(value: object) -> object:
@@ -393,7 +418,7 @@ def _items_if_any(value: object) -> Iterator[object]:
 
 def _is_foreign(value: object) -> bool:
     """Returns whether a Keras layer's attribute is a non-Keras object whose attributes a checkpoint saves."""
-    is_other = is_open(value) and type(value).__module__.partition(".")[0] != "keras"
+    is_other = is_open(value) and _package(value) != "keras"
     return is_other and not (_is_stateful(value) or is_container(value) or isinstance(value, functools.partial))
 
 
