@@ -6,7 +6,8 @@ from typing import Any
 
 from mirrored.checkpoint.keras_slots import keras_slots
 from mirrored.checkpoint.leaves import has_position, is_number, leaf_of
-from mirrored.checkpoint.objects import has_slots, is_container, is_open, keras_leaf
+from mirrored.checkpoint.objects import has_slots, is_container, keras_leaf
+from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.places import Root
 from mirrored.errors import ArgumentError
 

@@ -30,13 +30,13 @@ from mirrored.checkpoint.objects import (
     has_slots,
     is_container,
     is_node,
-    is_open,
     is_shareable,
     keras_leaf,
     keras_parts,
     parts_of,
     stored_variable,
 )
+from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.optimizer_state import RateLeaf, optimizer_parts, unbuilt_rate
 from mirrored.checkpoint.places import Root
 from mirrored.errors import ArgumentError

@@ -12,6 +12,7 @@ import jax
 
 from mirrored.checkpoint.graph import Graph, paths_to
 from mirrored.checkpoint.matching import resolve
+from mirrored.checkpoint.open_classes import is_named_like_library, package_of
 from mirrored.checkpoint.succession import Succession
 
 _ADDS_NO_ATTRIBUTE: Final = frozenset({"equinox", "flax", "jax", "jaxlib", "numpy", "optax", "tensorflow", "torch"})
@@ -67,5 +68,5 @@ def _is_plain(value: object) -> bool:
     """
     if not _has_attributes(value) or isinstance(value, (SimpleNamespace, argparse.Namespace)):
         return False
-    is_of_python = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+    is_of_python = package_of(value) in sys.stdlib_module_names and not is_named_like_library(value)
     return not is_of_python and _packages(value).isdisjoint(_ADDS_NO_ATTRIBUTE) and jax.tree_util.all_leaves([value])

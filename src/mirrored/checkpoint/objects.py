@@ -2,13 +2,11 @@
 
 The parts of dicts, lists and tuples are their entries, and the attributes of a user's subclass of dict or list; those
 of a `functools.partial` are its function and arguments; those of other objects are their attributes, public ones first.
-Other objects of the standard library than namespaces, objects of JAX, NumPy and optax, functions, classes, strategies
-and datasets have no parts.
+Objects that are not open (`open_classes`), functions, classes, strategies and datasets have no parts.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import enum
 import functools
@@ -16,7 +14,7 @@ import re
 import sys
 from collections import UserDict, UserList, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 
 import jax
@@ -25,6 +23,7 @@ import numpy as np
 from mirrored._jax.array_types import keeping_width
 from mirrored._typing import HostArray
 from mirrored.checkpoint.leaves import Leaf, Undo, VariableLeaf, on_host
+from mirrored.checkpoint.open_classes import is_named_like_library, is_open, package_of
 from mirrored.checkpoint.places import Argument, Attribute, Item, Place, defines, is_frozen
 from mirrored.checkpoint.saved import Saved
 from mirrored.errors import ContextError
@@ -32,35 +31,6 @@ from mirrored.variables import Variable
 
 if TYPE_CHECKING:
     from keras import Layer
-
-# Packages whose objects hold no state that a checkpoint saves. Subclasses in other packages can hold state.
-_CLOSED: Final = frozenset(sys.stdlib_module_names) | {
-    "absl",
-    "grain",
-    "jax",
-    "jaxlib",
-    "numpy",
-    "optax",
-    "orbax",
-    "scipy",
-}
-# Subpackages of mirrored whose objects hold no variables, or only variables that belong to other objects (a compiled
-# function, a tape).
-_CLOSED_HERE: Final = frozenset(
-    {
-        "_jax",
-        "analysis",
-        "cluster",
-        "collectives",
-        "compilation",
-        "data",
-        "runtime",
-        "strategies",
-        "tape",
-        "topology",
-        "values",
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +131,8 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
     elif isinstance(value, functools.partial):
         yield from _parts_of_partial(value, place)
     elif is_open(value):
-        yield from (Part(name, one, Attribute(place, name)) for name, one in attributes_of(value))
+        is_recent = is_named_like_library(value)
+        yield from (Part(name, one, Attribute(place, name), is_recent=is_recent) for name, one in attributes_of(value))
 
 
 def _attribute_parts(value: object, place: Place) -> Iterator[Part]:
@@ -169,7 +140,7 @@ def _attribute_parts(value: object, place: Place) -> Iterator[Part]:
 
     Leaves out attributes that are items, too, with which such classes offer ``config.rate``, and a `UserDict`'s dict.
     """
-    if not isinstance(value, (dict, list, deque, UserDict)) or not is_open(value) or _package(value) == "keras":
+    if not isinstance(value, (dict, list, deque, UserDict)) or not is_open(value) or package_of(value) == "keras":
         return
     names: Mapping[Any, Any] = value if isinstance(value, Mapping) else {}
     for name, one in () if getattr(value, "__dict__", None) is value else attributes_of(value):
@@ -187,22 +158,6 @@ def _parts_of_partial(value: functools.partial[Any], place: Place) -> Iterator[P
         yield Part(f"args/{index}", one, Argument(place, index))
     for part in parts_of(value.keywords, Attribute(place, "keywords")):
         yield dataclasses.replace(part, name=f"keywords/{part.name}")
-
-
-def is_open(value: object) -> bool:
-    """Returns whether a checkpoint saves the attributes of an object; False for objects of libraries such as NumPy."""
-    if isinstance(value, (type, enum.Enum)):
-        return False
-    if isinstance(value, (SimpleNamespace, argparse.Namespace)):
-        return True
-    package = _package(value)
-    if package == "mirrored":
-        return type(value).__module__.removeprefix("mirrored.").partition(".")[0] not in _CLOSED_HERE
-    return package not in _CLOSED
-
-
-def _package(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
 
 
 def is_container(value: object) -> TypeGuard[Iterable[Any]]:
@@ -418,7 +373,7 @@ def _items_if_any(value: object) -> Iterator[object]:
 
 def _is_foreign(value: object) -> bool:
     """Returns whether a Keras layer's attribute is a non-Keras object whose attributes a checkpoint saves."""
-    is_other = is_open(value) and _package(value) != "keras"
+    is_other = is_open(value) and package_of(value) != "keras"
     return is_other and not (_is_stateful(value) or is_container(value) or isinstance(value, functools.partial))
 
 

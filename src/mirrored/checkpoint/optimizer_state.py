@@ -15,7 +15,8 @@ import numpy as np
 import optax
 
 from mirrored.checkpoint.leaves import Leaf, Undo
-from mirrored.checkpoint.objects import Part, attributes_of, is_open
+from mirrored.checkpoint.objects import Part, attributes_of
+from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.places import Attribute, Place
 from mirrored.checkpoint.saved import Saved
 from mirrored.optimizers import Optimizer
