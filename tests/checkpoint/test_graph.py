@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -128,3 +129,37 @@ def test_objects_in_many_sets_are_visited_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(graph, "parts_of", lambda value, place: visited.append(value) or parts_of(value, place))
     graph.walk([Part("nodes", set(nodes), Root({}, "nodes")), Part("first", nodes[0], Root({}, "first"))])
     assert len([one for one in visited if isinstance(one, Node)]) == len(nodes)
+
+
+@pytest.mark.parametrize("is_run", [False, True])
+@pytest.mark.parametrize("is_module", [False, True])
+def test_an_attribute_that_a_compiled_function_has_set_is_left_out_and_named(
+    is_module: bool, is_run: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every later save raised JAX' error about a tracer, which names neither the attribute nor a remedy."""
+
+    class Attention(mr.tf.Module if is_module else object):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.cache = mr.Variable(jnp.ones(2)), {}
+
+        def __call__(self, x: Any) -> Any:
+            self.last_scores = self.cache["scores"] = x * self.w
+            return jnp.sum(self.last_scores)
+
+    strategy = mr.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        model, other = Attention(), Attention()
+    step = mr.function((lambda x: strategy.run(model, args=(x,))) if is_run else model)
+    step(jnp.ones(2))
+    checkpoint = Checkpoint(model=model)
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        path = checkpoint.write(tmp_path / "c")
+        checkpoint.write(tmp_path / "d")
+    assert [one.getMessage().partition(":")[0] for one in caplog.records] == [
+        "Checkpoint.save leaves out model/last_scores",
+        "Checkpoint.save leaves out model/cache/scores",
+    ]
+    other.w.assign(jnp.zeros(2))
+    Checkpoint(model=other).restore(path).assert_consumed()
+    np.testing.assert_array_equal(other.w.numpy(), [1.0, 1.0])

@@ -286,7 +286,7 @@ class Checkpoint:
         """
         graph = self._look()
         graph.refuse_unsaved(called)
-        graph.log_sets(called, self._told)
+        graph.log_left_out(called, self._told)
         graph.drop_rates()
         return graph
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from mirrored._jax.traces import Tracer
 from mirrored.checkpoint.keras_slots import KerasGroup, keras_slots
 from mirrored.checkpoint.leaves import (
     ArrayLeaf,
@@ -62,6 +63,7 @@ class Graph:
         lists: The lists and deques by name.
         unsaved: The arrays in the checkpoint's own dicts, lists and tuples that cannot be saved, by name.
         sets: The names of sets with variables or arrays that are in no other object, and so are not saved.
+        traced: The names of tracers, which have no value that could be saved.
         recent: The names of state that checkpoints of earlier versions do not have.
         shared: The names of the state that optimizers keep once for a group of variables.
     """
@@ -77,6 +79,7 @@ class Graph:
     lists: dict[str, list[Any] | deque[Any]] = dataclasses.field(default_factory=dict)
     unsaved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     sets: list[str] = dataclasses.field(default_factory=list)
+    traced: list[str] = dataclasses.field(default_factory=list)
     recent: set[str] = dataclasses.field(default_factory=set)
     shared: set[str] = dataclasses.field(default_factory=set)
 
@@ -104,16 +107,17 @@ class Graph:
             if isinstance(leaf, RateLeaf) and not leaf.rate.is_assigned:
                 del self.leaves[name]
 
-    def log_sets(self, called: str, told: set[str]) -> None:
-        """Warns once about each Python `set` whose state is not saved; `told` collects the names of these sets."""
-        for name in self.sets:
+    def log_left_out(self, called: str, told: set[str]) -> None:
+        """Warns about each set or tracer that is not saved, unless its name is in `told`; adds the name to `told`."""
+        in_set = "the state in %s: the items of a set have no order and no names. Keep them in a list or a dict"
+        tracer = (
+            "%s: a compiled function has set it while it was traced, and it has no value outside of the function. "
+            "Return it from the function, or assign it to a variable"
+        )
+        for name, reason in ({one: in_set for one in self.sets} | {one: tracer for one in self.traced}).items():
             if name not in told:
                 told.add(name)
-                _log.warning(
-                    "%s leaves out the state in %s: the items of a set have no order and no names. "
-                    "Keep them in a list or a dict",
-                    called, name,
-                )  # fmt: skip
+                _log.warning(f"%s leaves out {reason}", called, name)
 
     def other_names(self) -> dict[str, list[str]]:
         """Returns, for each named object, all other paths to the object, including its names in older checkpoints."""
@@ -292,6 +296,8 @@ class _Walk:
 
     def _visit_leaf(self, part: Part, zone: _Zone) -> bool:
         leaf = keras_leaf(part.value) or leaf_of(part.value, part.place)
+        if isinstance(part.value, Tracer):
+            self.graph.traced.append(part.name)
         if leaf is None:
             return False
         if zone.only_variables and not isinstance(leaf, (VariableLeaf, KerasLeaf)):

@@ -16,6 +16,7 @@ import numpy as np
 
 from mirrored._jax.array_types import keeping_width, weakly_typed
 from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_data, owned, refuse_masked
+from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.json_state import decode, encode
 from mirrored.checkpoint.places import Place, defines
@@ -394,9 +395,14 @@ def _moved(move: Callable[[Any], Any], to: object, before: object) -> Undo:
 
 
 def leaf_of(value: object, place: Place) -> Leaf | None:
-    """Returns the checkpoint adapter for a variable, array, iterator or random generator; None for other values."""
+    """Returns the checkpoint adapter for a variable, array, iterator or random generator; None for other values.
+
+    A tracer, which the program has stored while a function was traced, has no value.
+    """
     if isinstance(value, Variable):
         return VariableLeaf(value)
+    if isinstance(value, Tracer):
+        return None
     refuse_masked(value)
     if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind not in "OSUMmV"):
         return ArrayLeaf(place)
