@@ -163,3 +163,43 @@ def test_an_attribute_that_a_compiled_function_has_set_is_left_out_and_named(
     other.w.assign(jnp.zeros(2))
     Checkpoint(model=other).restore(path).assert_consumed()
     np.testing.assert_array_equal(other.w.numpy(), [1.0, 1.0])
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Block(mr.tf.Module):
+    """A dataclass that inherits a `__setattr__`."""
+
+    w: Any
+    others: Any = None
+    child: Any = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Frozen:
+    """A frozen dataclass with the same attributes."""
+
+    w: Any
+    others: Any = None
+    child: Any = None
+
+
+@pytest.mark.parametrize("kind", [Block, Frozen])
+def test_dataclasses_that_refer_to_each_other_are_visited_once(kind: Any, tmp_path: Path) -> None:
+    """A `Checkpoint` of them never returned: frozen objects are not shared, so their names had no end."""
+
+    def cycle(value: float) -> Any:
+        first = kind(mr.Variable(value))
+        last = kind(np.full(2, value), others=(first, (first,)))
+        object.__setattr__(first, "child", last)
+        object.__setattr__(last, "child", last)
+        return first
+
+    source, target = cycle(1.0), cycle(5.0)
+    path = Checkpoint(model=source).write(tmp_path / "c")
+    assert set(CheckpointReader(path).names) == {"model/w", "model/child/w"}
+    Checkpoint(model=target).restore(path).assert_consumed()
+    assert float(target.w.numpy()) == 1.0
+    np.testing.assert_array_equal(target.child.w, [1.0, 1.0])

@@ -137,12 +137,16 @@ class _Zone:
 
     Arrays in the arguments of a `functools.partial`, and in tuples there, are constants. Objects in attributes of Keras
     layers and of optimizers have `only_variables`.
+
+    `unshared` are the ids of the innermost objects around that may be visited more than once, as tuples and frozen
+    dataclasses may.
     """
 
     numbers: bool
     holders: tuple[str, ...] = ()
     is_constant: bool = False
     only_variables: bool = False
+    unshared: tuple[int, ...] = ()
 
 
 def _zone_of(part: Part, zone: _Zone) -> _Zone:
@@ -254,6 +258,9 @@ class _Walk:
         name, value = part.name, part.value
         if type(value) in (list, deque):
             self.graph.lists[name] = value
+        unshared = () if is_shareable(value) else (*zone.unshared, id(value))
+        if id(value) in zone.unshared:  # a cycle of such objects
+            return
         of_keras = keras_parts(value, part.place)
         inner = self._zone_inside(name, value, zone)
         of_attributes = self._zone_of_attributes(name, value, zone)
@@ -263,7 +270,8 @@ class _Walk:
             has_former = part.former is not None or one.former is not None
             former = f"{part.former or name}/{one.former or one.name}" if has_former else None
             named = dataclasses.replace(one, name=f"{name}/{one.name}", former=former)
-            self._queue.append((named, _zone_of(one, of_attributes if one.is_recent else inner)))
+            inside = _zone_of(one, of_attributes if one.is_recent else inner)
+            self._queue.append((named, dataclasses.replace(inside, unshared=unshared)))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
         """Postpones a Python `set` until other objects are visited; the traversal of sets then queues its items."""
