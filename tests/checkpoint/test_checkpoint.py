@@ -16,7 +16,7 @@ import pytest
 
 import mirrored as mr
 from checkpoint.programs import Model, Training
-from mirrored.checkpoint import Checkpoint, CheckpointReader, objects
+from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, objects
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.errors import (
     ArgumentError,
@@ -789,3 +789,32 @@ def test_a_variable_of_unknown_rank_goes_back_to_a_fixed_one_and_keeps_its_dtype
     np.testing.assert_array_equal(target.numpy(), [1.0, 2.0])
     with pytest.raises(CheckpointMismatchError, match="float32"):
         Checkpoint(v=mr.Variable([1], shape=TensorShape(None))).restore(path)
+
+
+@pytest.mark.parametrize("is_in_list", [True, False])
+def test_a_checkpoint_in_a_checkpoint(is_in_list, tmp_path):
+    """Its numbers were left out if it held a variable, and its root always, silently."""
+
+    def made(value):
+        model = Model(value)
+        model.width = int(value)
+        inner = Checkpoint(model, v=mr.Variable(value), n=int(value), log={"loss": [value]}, arrays=[np.full(2, value)])
+        return model, inner, Checkpoint(inner=[inner] if is_in_list else inner, k=1)
+
+    _, _, source = made(1.0)
+    model, inner, target = made(5.0)
+    path = source.write(tmp_path / "c")
+    target.restore(path).assert_consumed()
+    assert (float(inner.v.numpy()), inner.n, inner.log) == (1.0, 1, {"loss": [1.0]})
+    np.testing.assert_array_equal(inner.arrays[0], [1.0, 1.0])
+    np.testing.assert_array_equal(model.kernel.numpy(), Model(1.0).kernel.numpy())
+    assert model.width == 5, "configuration"
+    assert not any("width" in name for name in names_of(path))
+
+
+def test_checkpoints_of_earlier_versions_lack_numbers_and_the_root_of_a_checkpoint_in_a_checkpoint(tmp_path):
+    v = mr.Variable(0.0)
+    CheckpointManager(Checkpoint(inner={"v": mr.Variable(1.0)}, k=1), tmp_path).save(1)
+    manager = CheckpointManager(Checkpoint(inner=Checkpoint(Model(), v=v, n=3, log=[1.0]), k=0), tmp_path)
+    assert manager.restore_latest() == 1
+    assert float(v.numpy()) == 1.0

@@ -157,6 +157,8 @@ class Checkpoint:
         """Yields this checkpoint's objects with their names; called by another checkpoint that contains this one."""
         for name, value in self._parts.items():
             yield Part(name, value, Attribute(place, name))
+        for name, value in self._root.items():  # as in TensorFlow
+            yield Part(name, value, Root(self._root, name), is_recent=True)
 
     def _look(self) -> Graph:
         parts = [Part(name, value, Root(self._parts, name)) for name, value in self._parts.items()]

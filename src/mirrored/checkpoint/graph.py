@@ -27,6 +27,7 @@ from mirrored.checkpoint.objects import (
     HasSlots,
     KerasLeaf,
     Part,
+    chooses_parts,
     has_no_value_yet,
     has_slots,
     is_container,
@@ -133,7 +134,8 @@ class _Zone:
 
     Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of objects
     that hold no variables. `holders` are the names of the objects around a number, outermost first; if any of them
-    holds variables, the number is configuration, as that of a model.
+    holds variables, the number is configuration, as that of a model. A checkpoint that is a part is no such object:
+    `is_inner` is inside of one.
 
     Arrays in the arguments of a `functools.partial`, and in tuples there, are constants. Objects in attributes of Keras
     layers and of optimizers have `only_variables`.
@@ -146,6 +148,7 @@ class _Zone:
     holders: tuple[str, ...] = ()
     is_constant: bool = False
     only_variables: bool = False
+    is_inner: bool = False
     unshared: tuple[int, ...] = ()
 
 
@@ -251,7 +254,7 @@ class _Walk:
 
     def _visit_number(self, part: Part, zone: _Zone) -> None:
         if zone.numbers:
-            self._add(part.name, NumberLeaf(part.place, is_nested=len(zone.holders) > 1))
+            self._add(part.name, NumberLeaf(part.place, is_nested=zone.is_inner or len(zone.holders) > 1))
             self._held[part.name] = zone.holders
 
     def _visit_parts(self, part: Part, zone: _Zone) -> None:
@@ -330,9 +333,11 @@ class _Walk:
         return self._zone_of_attributes(name, value, zone)
 
     def _zone_of_attributes(self, name: str, value: object, zone: _Zone) -> _Zone:
+        if zone.numbers and not zone.holders and chooses_parts(value):
+            return dataclasses.replace(zone, is_constant=False, is_inner=True)
         holds = zone.numbers and is_open(value) and not is_node(value)
         holders = (*zone.holders, name) if holds else ()
-        return _Zone(numbers=holds, holders=holders, only_variables=zone.only_variables)
+        return _Zone(numbers=holds, holders=holders, only_variables=zone.only_variables, is_inner=zone.is_inner)
 
     def _is_known(self, name: str, value: object) -> bool:
         """Records the path `name` as the name or an alias of `value`; returns whether `value` already had a name."""

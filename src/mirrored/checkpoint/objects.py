@@ -107,13 +107,14 @@ def has_slots(value: object) -> TypeGuard[HasSlots]:
     return defines(value, "made", "slots", "build")
 
 
-def _has_parts(value: object) -> TypeGuard[HasParts]:
+def chooses_parts(value: object) -> TypeGuard[HasParts]:
+    """Returns whether `value` chooses for itself what a checkpoint saves, as a `Checkpoint` inside another does."""
     return defines(value, "checkpoint_parts")
 
 
 def parts_of(value: object, place: Place) -> Iterator[Part]:
     """Yields the attributes or items of an object that a checkpoint saves, each with its name and location."""
-    if _has_parts(value):
+    if chooses_parts(value):
         yield from value.checkpoint_parts(place)
     elif isinstance(value, Mapping):
         for index, (key, one) in enumerate(value.items()):
