@@ -109,3 +109,44 @@ def test_a_state_that_a_random_generator_refuses_midway_is_undone():
     with pytest.raises(KeyError):
         GeneratorLeaf(generator).put(Saved("position", value=encode(state, "test")))
     np.testing.assert_array_equal(generator.random(5), before)
+
+
+@pytest.mark.parametrize("spawned", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0, None, [1, 2**70], np.array([1, 2])])
+def test_a_random_generator_continues_to_spawn_other_generators(seed: Any, spawned: int, tmp_path: Path) -> None:
+    """It spawned those of the beginning again, silently: NumPy's state does not have their number."""
+    generator = np.random.default_rng(seed).spawn(2)[1]
+    generator.spawn(2)
+    path = Checkpoint(generator=generator).write(tmp_path / "c")
+    expected = [one.random() for one in (generator, *generator.spawn(2))]
+    for restored in (generator, np.random.default_rng(seed).spawn(2)[1], np.random.default_rng(5)):
+        restored.spawn(spawned)
+        Checkpoint(generator=restored).restore(path).assert_consumed()
+        assert [one.random() for one in (restored, *restored.spawn(2))] == expected
+
+
+def test_a_generator_without_a_seed_sequence_and_one_of_an_earlier_version_are_restored() -> None:
+    legacy = np.random.Generator(np.random.RandomState(3)._bit_generator)
+    assert legacy.bit_generator.seed_seq is None
+    saved = GeneratorLeaf(legacy).read()
+    assert "seed_sequence" not in saved.value
+    expected = legacy.random()
+    generator = np.random.Generator(np.random.MT19937(1))
+    generator.spawn(1)
+    undo = GeneratorLeaf(generator).put(saved)
+    assert generator.random() == expected
+    assert generator.bit_generator.seed_seq.n_children_spawned == 1
+    undo()
+    GeneratorLeaf(legacy).put(GeneratorLeaf(generator).read())
+    assert legacy.random() == np.random.Generator(np.random.MT19937(1)).random()
+    assert legacy.bit_generator.seed_seq.n_children_spawned == 1
+
+
+def test_an_undone_restore_leaves_the_number_of_spawned_generators() -> None:
+    first, generator = np.random.default_rng(0), np.random.default_rng(1)
+    first.spawn(4)
+    generator.spawn(1)
+    seeds = generator.bit_generator.seed_seq
+    GeneratorLeaf(generator).put(GeneratorLeaf(first).read())()
+    assert generator.bit_generator.seed_seq is seeds
+    assert generator.bit_generator.seed_seq.n_children_spawned == 1

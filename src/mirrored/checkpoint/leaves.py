@@ -6,7 +6,6 @@ import abc
 import contextlib
 import dataclasses
 import enum
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeGuard
 
@@ -29,6 +28,7 @@ from mirrored.variables import Variable, VariableAggregation
 from mirrored.variables.component import VariableComponent
 
 Undo = Callable[[], None]
+_SEEDS: Final = "seed_sequence"
 _NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 
@@ -353,7 +353,11 @@ class PositionLeaf(Leaf):
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorLeaf(Leaf):
-    """Adapter by which a checkpoint reads and restores the state of a `numpy.random.Generator`."""
+    """Adapter by which a checkpoint reads and restores the state of a `numpy.random.Generator`.
+
+    `Generator.spawn` derives its children from a seed sequence, which counts them and is no part of NumPy's state.
+    Checkpoints of earlier versions do not have it.
+    """
 
     generator: np.random.Generator
 
@@ -373,12 +377,20 @@ class GeneratorLeaf(Leaf):
 
     def read(self) -> Saved:
         """Returns the random generator's state, in the form that checkpoints store."""
-        return Saved("position", value=encode(self.generator.bit_generator.state, "numpy.random.Generator"))
+        bits = self.generator.bit_generator
+        state, seeds = bits.state, bits.seed_seq
+        if isinstance(seeds, np.random.SeedSequence):
+            state = {**state, _SEEDS: seeds.state}
+        return Saved("position", value=encode(state, "numpy.random.Generator"))
 
     def put(self, saved: Saved) -> Undo:
         """Restores the random generator's state, and returns a function that undoes this."""
-        bits = self.generator.bit_generator
-        return _moved(functools.partial(setattr, bits, "state"), decode(saved.value), bits.state)
+        bits: Any = self.generator.bit_generator  # NumPy's stubs lack `__setstate__`
+        state = decode(saved.value)
+        seeds = state.pop(_SEEDS, None)
+        own = bits.seed_seq if seeds is None else np.random.SeedSequence(**seeds)
+        # The state as of a pickled generator, with the seed sequence.
+        return _moved(bits.__setstate__, (state, own), (bits.state, bits.seed_seq))
 
 
 def _moved(move: Callable[[Any], Any], to: object, before: object) -> Undo:
