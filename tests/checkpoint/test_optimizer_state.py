@@ -173,3 +173,29 @@ def test_slots_that_only_the_order_of_creation_distinguishes_are_named(
     if not is_named:
         assert "the slots of optimizer in" in caplog.text
         assert all(f"{one.name.removesuffix(':0')}" in caplog.text for one in variables)
+
+
+@pytest.mark.parametrize("shapes", [[(1,), (2,), (3,)], [(2,), (2,), (2,)]])
+def test_slots_of_variables_that_have_the_same_name_are_numbered(
+    shapes: list[tuple[int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Saving them raised an error, because two slots had the same name."""
+
+    def built(names: list[str]) -> tuple[Any, list[Any]]:
+        variables = [
+            mr.Variable(np.zeros(shape, np.float32), name=name) for name, shape in zip(names, shapes, strict=True)
+        ]
+        optimizer = SGD(0.1, momentum=0.9)
+        optimizer.build(variables)
+        return optimizer, [optimizer.slots(one)["trace"] for one in variables]
+
+    optimizer, slots = built(["w", "w", "w"])
+    for number, slot in enumerate(slots):
+        slot.assign(slot + float(number))
+    path = Checkpoint(optimizer=optimizer).write(tmp_path / "c")
+    names = {f"optimizer/slots/:{name}/trace" for name in ("w", "w:1", "w:2")}
+    assert names <= set(CheckpointReader(path).names)
+    other, restored = built(["w", "w", "w"])
+    Checkpoint(optimizer=other).restore(path).assert_consumed()
+    assert [float(one.numpy()[0]) for one in restored] == [0.0, 1.0, 2.0]
+    assert ("(w, w:1, w:2)" in caplog.text) == (shapes[0] == shapes[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from mirrored.checkpoint.leaves import (
     refuse_component,
 )
 from mirrored.checkpoint.objects import (
+    CheckpointSlotGroup,
     HasSlots,
     KerasLeaf,
     Part,
@@ -369,7 +371,8 @@ class _Walk:
     def _add_slots(self, name: str, optimizer: HasSlots) -> None:
         groups = optimizer.made().groups
         former = {now: before for before, now in self.graph.former.items()}
-        self.graph.groups[name] = [[self._name_of(variable) for variable in group.variables] for group in groups]
+        names = self._names_of(groups)
+        self.graph.groups[name] = [[names[id(variable)] for variable in group.variables] for group in groups]
         for number, group in enumerate(groups):
             for label, slot in group.shared.items():
                 self.graph.shared.add(f"{name}/{SLOTS}/{number}/{label}")
@@ -378,7 +381,7 @@ class _Walk:
                 for label, before in group.former.items():
                     self.graph.former[f"{name}/{SLOTS}/{number}/{before}"] = f"{name}/{SLOTS}/{number}/{label}"
             for variable in group.variables:
-                own = self._name_of(variable)
+                own = names[id(variable)]
                 if own in former:
                     self.graph.former[f"{name}/{SLOTS}/{former[own]}"] = f"{name}/{SLOTS}/{own}"
                 for label, slot in optimizer.slots(variable).items():
@@ -388,10 +391,23 @@ class _Walk:
         if not has_no_value_yet(slot) and not self._is_known(name, slot):
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
-    def _name_of(self, variable: Variable) -> str:
-        """Returns a variable's name in the checkpoint, or ``:`` plus `Variable.name` if it has no name there."""
-        own = f":{variable.name.removesuffix(':0')}"
-        return self._names.get(id(stored_variable(variable)), own)
+    def _names_of(self, groups: Iterable[CheckpointSlotGroup]) -> dict[int, str]:
+        """Returns the names of an optimizer's variables by `id`; ``:`` plus `Variable.name` if one is in no other part.
+
+        Those that have the same `Variable.name` are numbered in the optimizer's order (``:w``, ``:w:1``), except with
+        Keras, where no slot has the name of its variable.
+        """
+        names: dict[int, str] = {}
+        taken: set[str] = set()
+        for group in groups:
+            for variable in group.variables:
+                name = own = f":{variable.name.removesuffix(':0')}"
+                numbers = itertools.count(1)
+                while name in taken and not isinstance(group, KerasGroup):
+                    name = f"{own}:{next(numbers)}"
+                names.setdefault(id(variable), self._names.get(id(stored_variable(variable)), name))
+                taken.add(names[id(variable)])
+        return names
 
     def _sets_with_other_state(self) -> list[str]:
         """Returns the names of the Python sets that contain variables or arrays which are found only through sets.

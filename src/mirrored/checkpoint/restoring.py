@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mirrored.checkpoint.objects import HasSlots, is_generated
 from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.sharing import on_all_workers, own_position
-from mirrored.checkpoint.slot_groups import check_groups, saved_path
+from mirrored.checkpoint.slot_groups import check_groups, log_unnamed, saved_path
 from mirrored.collectives.host_allgather import skipping_comparisons
 from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError, DamagedCheckpointError
 from mirrored.runtime.ambient import ambient, within
@@ -248,7 +248,7 @@ class Restoration:
         # All workers read the same files, so what they assign need not be compared.
         with outside_of_steps(called), skipping_comparisons():
             _put([(leaf, own_position(values[source], source, called)) for source, leaf in todo], self._put_one)
-        _log_unnamed({name: leaf for name, (_, leaf) in found.pairs.items() if name in chosen}, self._directory)
+        log_unnamed({name: leaf for name, (_, leaf) in found.pairs.items() if name in chosen}, self._directory)
         self._done |= chosen
         self._used.update(source for source, _ in todo)
 
@@ -346,29 +346,6 @@ def _are_comparable(here: list[str], there: list[str], different: list[tuple[str
     """
     without_part = [name for pair in different for name in pair if name.startswith(":")]
     return not without_part or (sorted(here) == sorted(there) and not any(map(is_generated, without_part)))
-
-
-def _log_unnamed(restored: Mapping[str, Leaf], directory: Path) -> None:
-    """Warns if slots of several unnamed variables were matched only by the order of the variables' creation.
-
-    Their names are generated, because the variables are in no part of the checkpoint and were created without a name.
-    """
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for name, leaf in restored.items():
-        optimizer, _, slot = name.partition(f"/{SLOTS}/")
-        variable, _, label = slot.rpartition("/")
-        if variable.startswith(":") and is_generated(variable):
-            alike.setdefault((optimizer, label, str(leaf.outline())), []).append(variable.removeprefix(":"))
-    for (optimizer, _, _), names in alike.items():
-        if len(names) > 1:
-            _log.warning(
-                "the slots of %s in %s were restored in the order in which their variables were created (%s), because "
-                "these have no names: if the program that saved it created them in another order, each has the slots "
-                "of another one. Add the variables to the checkpoint, Checkpoint(model=..., optimizer=...), or name "
-                "them",
-                optimizer, directory, ", ".join(names[:5]),
-            )  # fmt: skip
-            return
 
 
 def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:

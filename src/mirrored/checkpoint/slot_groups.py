@@ -6,12 +6,17 @@ which depends on the order of the first updates. So groups are matched by their 
 
 from __future__ import annotations
 
+import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mirrored.checkpoint.graph import SLOTS, Graph, paths_to
+from mirrored.checkpoint.leaves import Leaf
 from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.objects import is_generated
 from mirrored.errors import CheckpointMismatchError
 
 _NO_GROUP = "-"
@@ -133,3 +138,32 @@ def check_groups(joined: Sequence[Joined], directory: Path, called: str) -> None
 
 def _shown(name: str) -> str:
     return name.removeprefix(":")
+
+
+_NUMBER: Final = re.compile("(?<=.):[0-9]+$")  # of variables that have the same name
+_log = logging.getLogger("mirrored.checkpoint")
+
+
+def log_unnamed(restored: Mapping[str, Leaf], directory: Path) -> None:
+    """Warns if slots of several unnamed variables were matched only by the order of the variables' creation.
+
+    The variables are in no part of the checkpoint, and their names are generated, or several have the same name.
+    """
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for name, leaf in restored.items():
+        optimizer, _, slot = name.partition(f"/{SLOTS}/")
+        variable, _, label = slot.rpartition("/")
+        if variable.startswith(":"):
+            alike.setdefault((optimizer, label, str(leaf.outline())), []).append(variable)
+    for (optimizer, _, _), variables in alike.items():
+        given = Counter(_NUMBER.sub("", one) for one in variables)
+        names = [_shown(one) for one in variables if is_generated(one) or given[_NUMBER.sub("", one)] > 1]
+        if len(names) > 1:
+            _log.warning(
+                "the slots of %s in %s were restored in the order in which their variables were created (%s), because "
+                "these have no names of their own: if the program that saved it created them in another order, each "
+                "has the slots of another one. Add the variables to the checkpoint, "
+                "Checkpoint(model=..., optimizer=...), or name them",
+                optimizer, directory, ", ".join(names[:5]),
+            )  # fmt: skip
+            return
