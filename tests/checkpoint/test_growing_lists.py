@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,82 @@ def test_a_list_that_comes_after_the_restore_is_not_mixed_with_saved_numbers(tmp
     checkpoint.history.append(1.0)
     names = CheckpointReader(checkpoint.save(tmp_path / "c")).names
     assert [name for name in names if "history" in name] == ["history/0"]
+
+
+@dataclasses.dataclass
+class Record:
+    epoch: int
+    loss: float
+
+
+ENTRIES: dict[str, Callable[[int], Any]] = {
+    "dict": lambda at: {"epoch": at, "loss": 1.0 / at, "note": "text", "matrix": np.full(2, at)},
+    "tuple": lambda at: (at, 1.0 / at),
+    "list": lambda at: [at, [1.0 / at]],
+    "dataclass": lambda at: Record(at, 1.0 / at),
+    "jax": jnp.float32,
+    "numpy": np.array,
+}
+
+
+def add(checkpoint: Checkpoint, own: list[Any], entry: object, how: str) -> None:
+    if how == "append":
+        checkpoint.history.append(entry)
+    elif how == "add":
+        checkpoint.history += [entry]
+    elif how == "insert":
+        checkpoint.history.insert(len(own), entry)
+    elif how == "assign":
+        checkpoint.history = [*checkpoint.history, entry]
+    else:
+        own.append(entry)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *((kind, how) for kind in ENTRIES for how in ("append", "own")),
+        *(("dict", how) for how in ("add", "insert", "assign")),
+    ],
+)
+def test_entries_that_are_no_numbers_keep_the_values_of_the_program(
+    kind: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They got those of the first entries in the checkpoint, or the next checkpoint mixed the entries of two runs."""
+    entry = ENTRIES[kind]
+    path = program([entry(at) for at in range(1, 5)]).save(tmp_path / "c")
+    own: list[Any] = []
+    second = program(own)
+    second.restore(path).expect_partial()
+    for at in (5, 6):
+        add(second, own, entry(at), how)
+    assert str(list(second.history)) == str([entry(5), entry(6)])
+    new = program([entry(5), entry(6)]).save(tmp_path / "new")
+    assert CheckpointReader(second.save(tmp_path / "c")).names == CheckpointReader(new).names
+    second.save(tmp_path / "c")
+    assert str(list(second.history)) == str([entry(5), entry(6)])
+    assert caplog.text.count("has entries in history that a restore does not continue") == 1
+
+
+def test_parameters_in_lists_are_restored_and_not_lost(tmp_path: Path) -> None:
+    class Layer(mr.tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.units = 2
+
+        def build(self, value: float) -> Layer:
+            self.w = mr.Variable(value)
+            return self
+
+    path = Checkpoint(
+        step=1, layers=[Layer().build(1.0), Layer().build(2.0)], arrays=[{"w": np.full(2, 3.0)}, {"w": np.full(2, 4.0)}]
+    ).save(tmp_path / "c")
+    second = Checkpoint(step=0, layers=[Layer()], arrays=[])
+    second.restore(path).expect_partial()
+    second.arrays.append({"w": np.zeros(2)})
+    np.testing.assert_array_equal(second.arrays[0]["w"], [3.0, 3.0])
+    names = CheckpointReader(second.save(tmp_path / "c")).names
+    assert {"layers/0/w", "layers/1/w", "arrays/1/w"} <= set(names)
+    second.layers[0].build(0.0)
+    second.layers.append(Layer().build(0.0))
+    assert [float(layer.w.numpy()) for layer in second.layers] == [1.0, 2.0]

@@ -11,7 +11,7 @@ from typing import Any
 
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint.accepted_parts import checked_part, checked_root
-from mirrored.checkpoint.deferred import NoticingDict, NoticingList, noticing
+from mirrored.checkpoint.deferred import assigned, noticing
 from mirrored.checkpoint.directory import as_path, following
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
@@ -145,13 +145,14 @@ class Checkpoint:
                 rule="the objects of a checkpoint become its attributes, so they cannot have the name of a method",
                 remedy=f"pass the object under another name than {name!r}",
             )
-        value = value.data if isinstance(value, (NoticingList, NoticingDict)) else value  # `checkpoint.part += [...]`
+        value, has_come = assigned(value, self._parts.get(name))
         self._parts[name] = checked_part(name, value)
         for saved in self._saved.values():
             saved.discard(name)
-        if self._restoration is not None:
+        if self._restoration is not None and not has_come:
             self._proceed(value, lambda path, leaf: path.partition("/")[0] == name)
-        deferred.state_came(value)
+        if not has_come:
+            deferred.state_came(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
         """Yields this checkpoint's objects with their names; called by another checkpoint that contains this one."""
@@ -333,7 +334,8 @@ class Checkpoint:
         a program that is interrupted before it has built its model loses nothing.
 
         A list or deque of numbers, such as ``Checkpoint(history=[])``, gets the saved numbers that it lacks at once.
-        Numbers that only the program has stay in it: empty it before you go back to an older checkpoint.
+        Numbers that only the program has stay in it: empty it before you go back to an older checkpoint. A list of
+        dicts of numbers, or of scalar arrays, is not continued: entries that are added to it keep the program's values.
 
         Variables, lists, dicts and objects with attributes are restored in place. Tuples, frozen dataclasses (such as a
         `TrainState` of arrays), JAX arrays and PRNG keys cannot be changed, so the checkpoint gets a new one, and a

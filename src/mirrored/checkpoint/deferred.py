@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, SupportsIndex
 
 import jax
 
+from mirrored.checkpoint.list_entries import is_entry
 from mirrored.errors import CheckpointError
 from mirrored.runtime.entry_point import outside_of_everything
 from mirrored.variables import Variable
@@ -28,7 +29,10 @@ from mirrored.variables.state_lock import assignment_lock, lock, stored_immediat
 
 
 class NoticingList(UserList[Any]):
-    """A list wrapper that, after `Checkpoint.restore`, restores the state of items that are added later."""
+    """A list wrapper that, after `Checkpoint.restore`, restores the state of items that are added later.
+
+    Entries, such as the losses of an epoch, are new values and keep them.
+    """
 
     def __init__(self, given: list[Any]) -> None:
         super().__init__()
@@ -37,12 +41,12 @@ class NoticingList(UserList[Any]):
     def append(self, item: object) -> None:
         """Appends an item, and restores the item's state at once if a restored checkpoint contains this state."""
         self.data.append(item)
-        state_came(item)
+        _item_came(item)
 
     def insert(self, i: int, item: object) -> None:
         """Inserts an item, and restores the item's state at once if a restored checkpoint contains this state."""
         self.data.insert(i, item)
-        state_came(item)
+        _item_came(item)
 
     def extend(self, other: Iterable[Any]) -> None:
         """Appends items, and restores their state at once if a restored checkpoint contains this state."""
@@ -59,6 +63,11 @@ class NoticingList(UserList[Any]):
 
     def __setitem__(self, i: SupportsIndex | slice, item: Any) -> None:
         self.data[i] = item
+        _item_came(item)
+
+
+def _item_came(item: object) -> None:
+    if not is_entry(item):
         state_came(item)
 
 
@@ -113,6 +122,22 @@ def noticing(value: object) -> Any:
     if type(value) is list:
         return NoticingList(value)
     return NoticingDict(value) if type(value) is dict else value
+
+
+def assigned(value: Any, before: object) -> tuple[Any, bool]:
+    """Returns the list or dict behind a view that is assigned to a part of a checkpoint; other values unchanged.
+
+    Also returns whether nothing in it is to be restored: ``checkpoint.part += [...]`` assigns the list to which it has
+    added items, and ``checkpoint.part = [*checkpoint.part, entry]`` a list of entries in place of another list.
+
+    Args:
+        value: What is assigned.
+        before: The part that it replaces, or None.
+    """
+    given = value.data if isinstance(value, (NoticingList, NoticingDict)) else value
+    if not isinstance(given, list) or not isinstance(before, list):
+        return given, False
+    return given, (given is before and value is not given) or (bool(given) and all(map(is_entry, given)))
 
 
 KEPT: Final = "_mirrored_waiting_checkpoints"

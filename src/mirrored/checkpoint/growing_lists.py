@@ -50,11 +50,6 @@ def append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
     return undo
 
 
-def is_in_list(name: str, graph: Graph) -> bool:
-    """Returns whether a saved name, such as ``losses/5``, belongs to a list that has items in the program."""
-    return bool(graph.lists.get(name.rpartition("/")[0]))
-
-
 def _shorten(given: _Numbers, length: int) -> None:
     while len(given) > length:
         given.pop()

@@ -12,9 +12,10 @@ from typing import Any
 from mirrored._jax.traces import eager
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import SLOTS, Graph
-from mirrored.checkpoint.growing_lists import append_saved_numbers, is_in_list
+from mirrored.checkpoint.growing_lists import append_saved_numbers
 from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Undo
+from mirrored.checkpoint.list_entries import OwnLists
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, components_of, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
 from mirrored.checkpoint.objects import HasSlots, is_generated
@@ -63,6 +64,7 @@ class Restoration:
         self._done: set[str] = set()
         self._late: set[str] = set()
         self._used: set[str] = set()
+        self._told: set[str] = set()  # the lists of which a warning was logged
         self._verified: object = None
         self._held: dict[str, Saved] = {}  # values not restored yet, read for a save
         self._is_readable = True
@@ -162,13 +164,13 @@ class Restoration:
             graph: The state from which the manifest was made.
             wanted: From a name in the checkpoint to whether the program may still create this state.
         """
-        found = match(graph, self._manifest)
+        found, lists = match(graph, self._manifest), OwnLists(graph.lists)
         taken = {*self._used, *(source for source, _ in found.pairs.values()), *(one.source for one in found.misfits)}
         names = [
             name
             for name in self._manifest.leaves
             if name not in taken and name not in manifest.leaves and name != COUNTER and wanted(name)
-            if self._manifest.leaves[name].kind != "number" or not is_in_list(name, graph)
+            if not self._is_of_list_begun_anew(name, lists)
         ]
         self._held = {name: saved for name, saved in self._held.items() if name in names}
         if not names or not self._hold([name for name in names if name not in self._held]):
@@ -190,6 +192,24 @@ class Restoration:
             groups={**manifest.groups, **groups},
             carried=[*manifest.carried, *names],
         )
+
+    def _is_of_list_begun_anew(self, name: str, lists: OwnLists) -> bool:
+        """Returns whether a saved value belongs to a list that the program has begun anew.
+
+        Warns once of each list that no restore continues.
+        """
+        saved = self._manifest.leaves[name]
+        found = lists.list_of(name, saved)
+        is_number = saved.kind == "number" and name.rpartition("/")[0] == found
+        if found is not None and not is_number and found not in self._told:
+            self._told.add(found)
+            _log.warning(
+                "%s has entries in %s that a restore does not continue, as it does lists of numbers: the program has "
+                "begun the list anew, and its checkpoints have the new entries only. Keep numbers, for example "
+                "{'loss': [], 'epoch': []} instead of a list of dicts",
+                self._directory, found,
+            )  # fmt: skip
+        return found is not None
 
     def _hold(self, names: list[str]) -> bool:
         """Reads values that are not restored yet into memory; returns False if they cannot be read."""
