@@ -265,3 +265,53 @@ def test_an_argument_of_other_optimizers_is_refused() -> None:
     grads = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
     with pytest.raises(ArgumentError, match=r"skip_gradients_aggregation[\s\S]*mirrored\.optimizers"):
         strategy.run(lambda: optimizer.update(model, grads, skip_gradients_aggregation=True))
+
+
+class Noisy(nnx.Module):
+    """Splits a key and stores it: draws in `nnx` with one device, and in `strategy.run` with one replica."""
+
+    def __init__(self, kind: type[nnx.Variable[Any]]) -> None:
+        self.linear = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        self.key = kind(jax.random.key(0))
+
+    def __call__(self, x: Any) -> Any:
+        self.key[...], key = jax.random.split(self.key[...])
+        return self.linear(x * jax.random.bernoulli(key, 0.5, x.shape))
+
+
+@COMPILED
+@pytest.mark.parametrize("differentiated", [True, False], ids=["in nnx.grad", "alone"])
+@pytest.mark.parametrize("kind", [nnx.Variable, nnx.BatchStat])
+def test_replicas_cannot_assign_keys_of_other_variables(
+    kind: type[nnx.Variable[Any]], differentiated: bool, compiled: bool
+) -> None:
+    """The assignment would be lost: each step would draw the same numbers."""
+    strategy = two()
+    with strategy.scope():
+        model = Noisy(kind)
+    before = jax.random.key_data(model.key[...]).tolist()
+
+    def replica(x: Any) -> Any:
+        loss = lambda model: model(x).sum()  # noqa: E731
+        return nnx.value_and_grad(loss)(model)[0] if differentiated else loss(model)
+
+    step: Callable[[Any], Any] = lambda x: strategy.run(replica, args=(x,))  # noqa: E731
+    with pytest.raises(ContextError, match=rf"nnx\.{kind.__name__}\.set_value[\s\S]*nnx\.Rngs"):
+        (mr.function(step) if compiled else step)(X)
+    assert jax.random.key_data(model.key[...]).tolist() == before
+    model(X)
+    plain = mr.unmirror(model)
+    assert jax.random.key_data(model.key[...]).tolist() != before
+    strategy.run(lambda: nnx.clone(plain)(X).sum())
+
+
+@COMPILED
+def test_a_single_replica_assigns_keys_of_other_variables(compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:1])
+    with strategy.scope():
+        model = Noisy(nnx.Variable)
+    alone = Noisy(nnx.Variable)
+    step: Callable[[], Any] = lambda: strategy.run(lambda: model(X))  # noqa: E731
+    step = mr.function(step) if compiled else step
+    for _ in range(2):
+        np.testing.assert_allclose(step(), alone(X), rtol=1e-6)

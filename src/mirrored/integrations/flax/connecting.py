@@ -13,6 +13,7 @@ from mirrored._typing import PyTree
 from mirrored.checkpoint.deferred import is_expected, state_came
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import (
+    MIRRORED_KEY,
     adopt,
     adopt_made_in_scope,
     below_tapes,
@@ -161,7 +162,8 @@ def _plain(variable: object) -> Any:
     if not isinstance(variable, nnx.Variable):
         return variable
     content = held(variable)
-    return type(variable).from_metadata(value_of(content) if is_ours(content) else content, variable.get_metadata())
+    metadata = {name: value for name, value in variable.get_metadata().items() if name != MIRRORED_KEY}
+    return type(variable).from_metadata(value_of(content) if is_ours(content) else content, metadata)
 
 
 def is_mirrored(variable: NNXVariable[Any]) -> bool:

@@ -165,6 +165,12 @@ def refuse_per_replica_assignment(variable: NNXVariable[Any]) -> None:
     )
 
 
+MIRRORED_KEY: Final = "mirrored_key"
+"""Marks, in the metadata of an NNX variable that is no random state of NNX, that it holds random keys of a strategy.
+
+Copies of the variable keep the metadata: the ones that `nnx.grad` makes hold plain keys.
+"""
+
 UNSET: Final = object()
 """What `held` returns for an NNX variable that its constructor has not given a content yet."""
 
@@ -221,6 +227,8 @@ def adopt(variable: NNXVariable[Any], name: str = "") -> None:
     is_key = isinstance(content, jax.Array) and jnp.issubdtype(content.dtype, jax.dtypes.prng_key)
     if variable.hijax or not (is_key or is_array(content)):
         return
+    if is_key and not isinstance(variable, nnx.RngState):
+        metadata_of(variable)[MIRRORED_KEY] = True
     # Without a replica: NNX objects are shared by all replicas, so the first replica creates the variable for all.
     with within(replica=None, runner=None):
         hold(variable, ReplicaKey(content, name) if is_key else _made(variable, content, name))

@@ -12,7 +12,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -161,13 +161,26 @@ def assign_random_state(content: Variable | ReplicaKey, value: Any, by_user: boo
         stack[-1] = value
         return True
     if own_key and by_user:
-        raise ContextError(
-            "nnx.RngKey.set_value",
-            found="a replica assigned random keys of a mirrored module in strategy.run",
-            rule="the keys are stored once for all replicas, and each replica derives its own keys from them",
-            remedy="assign keys outside strategy.run (nnx.reseed), or use nnx.split_rngs or nnx.fork_rngs in it",
-        )
+        refuse_key_assignment("nnx.RngKey", "use nnx.split_rngs or nnx.fork_rngs in it")
     return False
+
+
+def refuse_key_assignment(cls: str, instead: str) -> NoReturn:
+    """Raises the error for a program that assigns random keys in a run of several replicas.
+
+    Args:
+        cls: The class of the NNX variable, as the program writes it.
+        instead: What the program can do in the run.
+
+    Raises:
+        ContextError: Always.
+    """
+    raise ContextError(
+        f"{cls}.set_value",
+        found="a replica assigned random keys of a mirrored module in strategy.run",
+        rule="the keys are stored once for all replicas, and each replica derives its own keys from them",
+        remedy=f"assign keys outside strategy.run (nnx.reseed), or {instead}",
+    )
 
 
 def _borrow(content: Variable | ReplicaKey, value: Any) -> None:

@@ -22,6 +22,7 @@ from mirrored._typing import Operand
 from mirrored.errors import ArgumentTypeError
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import (
+    MIRRORED_KEY,
     UNSET,
     adopt,
     held,
@@ -33,7 +34,13 @@ from mirrored.integrations.flax.holding import (
     value_of,
 )
 from mirrored.integrations.flax.private import metadata_of
-from mirrored.integrations.flax.random_state import ReplicaKey, assign_random_state, borrowed
+from mirrored.integrations.flax.random_state import (
+    ReplicaKey,
+    assign_random_state,
+    borrowed,
+    in_replicas,
+    refuse_key_assignment,
+)
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, announce_reassignment
 from mirrored.variables import Variable
@@ -227,6 +234,11 @@ def _writing_by_index(write: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(write)
     def writing_by_index(self: NNXVariable[Any], value: Operand, *, index: object = _NO_INDEX) -> None:
         content = held(self)
+        if MIRRORED_KEY in metadata_of(self) and in_replicas():
+            # Also on a copy that a transform of NNX has made: the transform would write the keys back, without effect.
+            refuse_key_assignment(
+                f"nnx.{type(self).__name__}", "draw from an nnx.Rngs of the module, whose counts advance in the run"
+            )
         if not is_ours(content):
             return write(self, value) if index is _NO_INDEX else write(self, value, index=index)
         value = _hooked(self, "on_set_value", value)
