@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import mirrored as mr
@@ -177,3 +178,40 @@ def test_states_are_mirrored_wherever_they_stand(place: Any, is_pure: bool) -> N
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(mr.unmirror(mirrored)), values)
     mr.assign(mirrored, jax.tree.map(jnp.ones_like, mr.unmirror(mirrored)))
     assert all((leaf.numpy() == 1).all() for leaf in leaves)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_optimizer_whose_state_has_random_keys_adds_the_same_noise_on_all_replicas(
+    replicas: int, compiled: bool
+) -> None:
+    transform = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(3)), optax.sgd(0.1))
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, transform, wrt=nnx.Param)
+    alone = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    optimizer_alone = nnx.Optimizer(alone, transform, wrt=nnx.Param)
+
+    def replica(x: Any) -> None:
+        with mr.GradientTape() as tape:
+            loss = mr.losses.average_loss(model(x)[:, 0] ** 2)
+        optimizer.update(model, tape.gradient(loss, nnx.state(model, nnx.Param)))
+
+    step = lambda x: strategy.run(replica, args=(x,))  # noqa: E731
+    step = mr.function(step) if compiled else step
+    for batch in strategy.experimental_distribute_dataset([x] * 2):
+        step(batch)
+        optimizer_alone.update(alone, nnx.grad(lambda model: jnp.mean(model(x)[:, 0] ** 2))(alone))
+    np.testing.assert_allclose(model.kernel[...], alone.kernel[...], rtol=1e-5)
+    keys, keys_alone = [
+        [
+            jax.random.key_data(one)
+            for one in jax.tree.leaves(mr.unmirror(state))
+            if jnp.issubdtype(one.dtype, jax.dtypes.prng_key)
+        ]
+        for state in (nnx.as_pure(nnx.state(mr.unmirror(optimizer))), nnx.as_pure(nnx.state(optimizer_alone)))
+    ]
+    assert len(keys) == 1
+    np.testing.assert_array_equal(keys, keys_alone)

@@ -227,11 +227,13 @@ def adopt(variable: NNXVariable[Any], name: str = "") -> None:
     is_key = isinstance(content, jax.Array) and jnp.issubdtype(content.dtype, jax.dtypes.prng_key)
     if variable.hijax or not (is_key or is_array(content)):
         return
-    if is_key and not isinstance(variable, nnx.RngState):
+    # The replicas update the state of an optimizer alike, so its keys are an ordinary mirrored variable.
+    is_own_key = is_key and not isinstance(variable, nnx.OptState)
+    if is_own_key and not isinstance(variable, nnx.RngState):
         metadata_of(variable)[MIRRORED_KEY] = True
     # Without a replica: NNX objects are shared by all replicas, so the first replica creates the variable for all.
     with within(replica=None, runner=None):
-        hold(variable, ReplicaKey(content, name) if is_key else _made(variable, content, name))
+        hold(variable, ReplicaKey(content, name) if is_own_key else _made(variable, content, name))
 
 
 def adopt_made_in_scope(value: object) -> None:
