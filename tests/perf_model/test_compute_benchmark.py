@@ -80,3 +80,23 @@ def test_the_network_of_sums_takes_as_long_as_they_do():
     sums = AllReduceBenchmark(4, 1e-3, 101e-3, 10_000_000)
     assert Exchange("psum", 4, 4).seconds(sums.network) == pytest.approx(1e-3, rel=0.01)
     assert Exchange("psum", 4, 10_000_000).seconds(sums.network) == pytest.approx(101e-3, rel=0.02)
+
+
+@pytest.mark.parametrize("keys_per_replica", ["one", "one per example"])
+def test_a_step_that_takes_random_keys_per_replica_is_measured(keys_per_replica: str) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    shape = () if keys_per_replica == "one" else (2,)
+    keys = strategy.distribute_values_from_function(
+        lambda context: jax.random.split(jax.random.key(context.replica_id_in_sync_group), shape)
+    )
+    x = strategy.distribute_values_from_function(lambda _: np.ones((2, 3), np.float32))
+
+    def dropped(x: jax.Array, key: jax.Array) -> jax.Array:
+        draw = lambda key: jax.random.bernoulli(key, 0.5, (3,))  # noqa: E731
+        return x * (jax.vmap(draw)(key) if shape else draw(key))
+
+    drops = mr.function(lambda x, keys: strategy.run(dropped, args=(x, keys)))
+    step = TracedStep(detect_step(lambda: [drops(x, keys) for _ in range(5)], steps=1))
+    part = step.part(5, 3)
+    assert [one.shape for one in part.operands] == [(3, 5, 3), (3, 5) if shape else (3,)]
+    assert benchmark_compute(step, 3, 2).seconds > 0

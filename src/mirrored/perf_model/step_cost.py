@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from mirrored._jax.arrays import is_key_dtype, key_data
+from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_data
 from mirrored._jax.traces import canonical_dtype
-from mirrored._typing import Leaf
+from mirrored._typing import Array, HostArray, Leaf
 from mirrored.compilation.concrete import Pure, as_pure
 from mirrored.errors import ArgumentError
 from mirrored.perf_model.exchange import Exchange, exchanges_in
@@ -158,14 +159,17 @@ class TracedStep:
             tuple(spread for _, spread in arrays),
         )
 
-    def _examples(self, leaf: Leaf, share: int, copies: int) -> np.ndarray[Any, Any]:
-        """Returns one argument's examples, repeated or cut to `copies` batches of `share` examples."""
-        stacked = np.asarray(_plain(leaf))
-        if not isinstance(leaf, PerReplica):
-            stacked = stacked[None]
-        if stacked.ndim < 2 or stacked.shape[1] != self.share:
-            return np.resize(stacked, (copies, *stacked.shape[1:]))
-        return np.resize(stacked, (copies, share, *stacked.shape[2:]))
+    def _examples(self, leaf: Leaf, share: int, copies: int) -> Array | HostArray:
+        """Returns the argument's examples, repeated to fill `copies` batches of `share` examples."""
+        given = _plain(leaf)
+        shape = np.shape(given) if isinstance(leaf, PerReplica) else (1, *np.shape(given))
+        data = np.asarray(key_data(given))  # NumPy has no typed keys
+        data = data.reshape(shape + data.shape[np.ndim(given) :])
+        leading = (copies, share) if len(shape) > 1 and shape[1] == self.share else (copies,)
+        filled = np.resize(data, leading + data.shape[len(leading) :])
+        if not is_key(given):
+            return filled
+        return jax.random.wrap_key_data(jnp.asarray(filled), impl=implementation_of(given.dtype))
 
     def _lowered(self, device_assignment: DeviceAssignment | None, replicas: int, share: int) -> StepCost:
         traced = self._traced(device_assignment, replicas, share)
