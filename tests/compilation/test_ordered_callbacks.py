@@ -70,3 +70,39 @@ def test_ordered_io_callbacks_keep_the_order_of_each_replica(layout: tuple[int, 
         jax.effects_barrier()
         for i in range(layout[1]):
             assert [name for name, one in seen if one == i] == ["a", "b"]
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, (1, 3)], ids=str)
+@pytest.mark.parametrize("first", ["waits for the loop", "is read by the loop"])
+def test_ordered_io_callbacks_keep_their_order_around_a_collective_in_a_loop(
+    layout: tuple[int, int], first: str
+) -> None:
+    """The replicas of a device share the loop, which waits for all; what does not depend on it could run first."""
+    strategy, seen = strategy_of(*layout), list[tuple[int, str]]()
+
+    def note(text: str, own: Any, value: Any = 0.0, result: Any = None) -> Any:
+        def called(own: Any, value: Any) -> Any:
+            seen.append((int(own), text))
+            return None if result is None else value
+
+        return io_callback(called, result, own, value, ordered=True)
+
+    def replica() -> Any:
+        context = mr.get_replica_context()
+        own = context.replica_id_in_sync_group + 0
+        start = (
+            own * 1.0
+            if first == "waits for the loop"
+            else note("0", own, own * 1.0, jax.ShapeDtypeStruct((), "float32"))
+        )
+        total, _ = jax.lax.scan(lambda sum_, _: (context.all_reduce("SUM", sum_) / 2, None), start, length=2)
+        note("1", own, total)
+        note("2", own)
+        return total
+
+    step = mr.function(lambda: strategy.run(replica))
+    jax.block_until_ready(jax.tree.leaves(step()))
+    jax.effects_barrier()
+    expected = ["1", "2"] if first == "waits for the loop" else ["0", "1", "2"]
+    for i in range(layout[1]):
+        assert [text for one, text in seen if one == i] == expected

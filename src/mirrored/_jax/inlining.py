@@ -19,6 +19,7 @@ from mirrored._jax.private import config as _config
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import debugging as _debugging
 from mirrored._jax.private import dtypes as _dtypes
+from mirrored._jax.private import effects as _effects
 from mirrored._jax.private import linear_util as _linear_util
 from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.private import source_info_util as _source_info
@@ -281,6 +282,11 @@ def has_callbacks(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
         if any(has_callbacks(inner) for inner in jaxprs_in(equation.params)):
             return True
     return False
+
+
+def is_ordered(eqn: JaxprEqn) -> bool:
+    """Returns whether an equation calls a Python function with ``ordered=True``, at any depth."""
+    return any(_effects.ordered_effects.contains(effect) for effect in eqn.effects)
 
 
 def has_ordered_printing(jaxpr: Jaxpr) -> bool:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored._jax.inlining import Staged, stage
+from mirrored._jax.inlining import Staged, is_ordered, stage
 from mirrored._jax.jaxprs import Branch, Call, Literal, Scan, While, constants_of, kinds_of
 from mirrored._jax.local_collectives import (
     GATHER,
@@ -30,7 +30,7 @@ from mirrored._jax.source_lines import source_line
 from mirrored._typing import PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import MergeError
-from mirrored.strategies.padding import Calls
+from mirrored.strategies.padding import Calls, slot_of
 
 if TYPE_CHECKING:
     from mirrored._jax.jaxprs import Jaxpr, JaxprEqn, Var
@@ -63,11 +63,15 @@ class _Body:
         self._count = runner.num_local
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
-        """Evaluates a jaxpr in dataflow order; equations that correspond in all local replicas are evaluated as one."""
+        """Evaluates a jaxpr in dataflow order, and ordered calls of Python in each replica's order.
+
+        Equations that correspond in all local replicas are evaluated as one.
+        """
         self._calls = Calls(self._runner.group_info)
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True))
         groups = self._groups(jaxpr)
         group_of = {id(eqn): group for group in groups for eqn in group}
+        before = _ordered_before(jaxpr)
         pending: list[Any] = list(jaxpr.eqns)
         evaluated: set[int] = set()  # equations, by id; one that only prints has no results
         while pending:
@@ -76,7 +80,8 @@ class _Body:
                 group = group_of.get(id(eqn), (eqn,))
                 if id(eqn) in evaluated:
                     continue  # evaluated with its group
-                if not all(_is_known(known, atom) for one in group for atom in one.invars):
+                is_known = all(_is_known(known, atom) for one in group for atom in one.invars)
+                if not (is_known and all(before[id(one)] in evaluated for one in group if id(one) in before)):
                     later.append(eqn)
                     continue
                 operands = [[_read(known, atom) for atom in one.invars] for one in group]
@@ -239,6 +244,21 @@ def _advance(walk: _Walk, fused: Any, results: list[_Values | None], k: int) -> 
 
 def _read(known: dict[Any, Any], atom: Var | Literal) -> Any:
     return atom.val if isinstance(atom, Literal) else known[atom]
+
+
+def _ordered_before(jaxpr: Jaxpr) -> dict[int, int]:
+    """Returns, for each ordered call of Python, the one before it in the same replica; both as ids of equations.
+
+    Dataflow does not order them. A loop that replicas share waits for all of them; without this order, a call that
+    comes after the loop, but does not depend on it, would be evaluated before one that does.
+    """
+    before, latest = {}, dict[int | None, int]()
+    for eqn in filter(is_ordered, jaxpr.eqns):
+        slot = slot_of(eqn)
+        if slot in latest:
+            before[id(eqn)] = latest[slot]
+        latest[slot] = id(eqn)
+    return before
 
 
 def _is_known(known: dict[Any, Any], atom: Var | Literal) -> bool:

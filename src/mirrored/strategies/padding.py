@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,17 @@ if TYPE_CHECKING:
     from mirrored.strategies.tracing_runner import TracingRunner
 
 
+_SLOT: Final = "mirrored_slot_"
+
+
 def scope_of(local: int) -> str:
     """Returns the name of the `jax.named_scope` that marks the equations of one replica slot of a device."""
-    return f"mirrored_slot_{local}"
+    return f"{_SLOT}{local}"
+
+
+def slot_of(eqn: JaxprEqn) -> int | None:
+    """Returns the replica slot for which an equation was traced; None if it was traced for no slot."""
+    return next((int(name.removeprefix(_SLOT)) for name in scopes_of(eqn) if name.startswith(_SLOT)), None)
 
 
 class Calls:
@@ -110,7 +118,6 @@ def contain(
 class _Contained:
     def __init__(self, group: Group, keeps_gradients: bool) -> None:
         self._group = group
-        self._slots = {scope_of(local): local for local in range(group.local)}
         self._keeps_gradients = keeps_gradients
         self._known: dict[Any, Any] = {}
         self._without_gradient: dict[Any, Any] = {}
@@ -125,7 +132,7 @@ class _Contained:
         return [self._read(atom) for atom in body.jaxpr.outvars]
 
     def _applied(self, eqn: JaxprEqn) -> list[Any]:
-        local = next((self._slots[name] for name in scopes_of(eqn) if name in self._slots), None)
+        local = slot_of(eqn)
         if local == self._group.local - 1:
             operands = [self._read_without_gradient(atom) for atom in eqn.invars]
             self._own.update(eqn.outvars)

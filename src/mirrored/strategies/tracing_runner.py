@@ -139,8 +139,8 @@ class TracingRunner(ReplicaRunner):
                 caches.renew_if_read()
 
     def _marked(self, local: int) -> AbstractContextManager[Any]:
-        """Marks the equations traced for a replica slot, if a device may have an empty slot (see `padding`)."""
-        return jax.named_scope(scope_of(local)) if self.group_info.padded else nullcontext()
+        """Marks the equations traced for a replica slot, if a device has several (see `padding` and `fusing`)."""
+        return jax.named_scope(scope_of(local)) if self.num_local > 1 else nullcontext()
 
     def _argument(self, leaf: object, local: int) -> Any:
         """Returns a replica's component of an argument of `run`.
