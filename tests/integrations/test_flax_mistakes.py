@@ -315,3 +315,40 @@ def test_a_single_replica_assigns_keys_of_other_variables(compiled: bool) -> Non
     step = mr.function(step) if compiled else step
     for _ in range(2):
         np.testing.assert_allclose(step(), alone(X), rtol=1e-6)
+
+
+class WithPlainParameter(nnx.Module):
+    """Its `extra` is no variable of a strategy: it holds a pytree, or is created outside of the scope."""
+
+    def __init__(self, extra: Any) -> None:
+        self.linear = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        if extra is not None:
+            self.extra = nnx.Param(extra)
+
+    def __call__(self, x: Any) -> Any:
+        return self.linear(x) + sum(jax.tree.leaves(self.extra.get_value()))
+
+
+@COMPILED
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", ["pytree", "array set outside the scope"])
+def test_a_gradient_of_a_parameter_that_is_no_variable_is_refused(kind: str, replicas: int, compiled: bool) -> None:
+    """The tape does not record the parameter, which would never be trained."""
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        model = WithPlainParameter({"w": jnp.ones(1)} if kind == "pytree" else None)
+    if kind != "pytree":
+        model.extra = nnx.Param(jnp.ones(1))
+    with strategy.scope():
+        optimizer = sgd(model)
+    step: Callable[[Any], Any] = lambda x: strategy.run(lambda x: update(model, optimizer, x), args=(x,))  # noqa: E731
+    with pytest.raises(ContextError, match=r"nnx\.Optimizer\.update: [\s\S]*extra[\s\S]*mirrored\.mirror\(model\)"):
+        (mr.function(step) if compiled else step)(X)
+
+
+def test_a_parameter_with_a_pytree_is_not_said_to_be_made_outside_the_scope() -> None:
+    strategy = two()
+    with strategy.scope():
+        parameter = nnx.Param({"w": jnp.ones(1)})
+    with pytest.raises(ContextError, match=r"nnx\.Param that holds a dict[\s\S]*one array"):
+        strategy.run(lambda: parameter.set_value({"w": jnp.zeros(1)}))

@@ -155,7 +155,14 @@ def refuse_per_replica_assignment(variable: NNXVariable[Any]) -> None:
     made_in = getattr(trace_of_variable(variable), "run", None)
     if made_in is not None and made_in() is here.runner:
         return
-    kind = type(variable).__name__
+    kind, content = type(variable).__name__, held(variable)
+    if content is not UNSET and not is_array(content):
+        raise ContextError(
+            f"nnx.{kind}.set_value",
+            found=f"strategy.run assigns a new value to an nnx.{kind} that holds a {type(content).__name__}",
+            rule="only a variable of the strategy can be assigned in strategy.run, and it holds one array",
+            remedy=f"store one array per nnx.{kind} of a model that is created inside `with strategy.scope():`",
+        )
     raise ContextError(
         f"nnx.{kind}.set_value",
         found=f"strategy.run assigns a new value to an nnx.{kind} that was created outside strategy.scope()",

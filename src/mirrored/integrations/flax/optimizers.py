@@ -74,13 +74,27 @@ def _as_constants(model: PyTree, result: T) -> T:
 
 
 def _filled(grads: PyTree, parameters: PyTree) -> PyTree:
-    """Replaces None gradients, which belong to parameters that the loss does not use, with zeros."""
-    return jax.tree.map(
-        lambda gradient, parameter: jnp.zeros(parameter.shape, parameter.dtype) if gradient is None else gradient,
-        grads,
-        parameters,
-        is_leaf=lambda leaf: leaf is None,
-    )
+    """Replaces None gradients, which belong to parameters that the loss does not use, with zeros.
+
+    Raises:
+        ContextError: The gradient of a parameter is None because tapes do not record it: it is no `mirrored` variable.
+    """
+
+    def filled(path: tuple[Any, ...], gradient: Any, parameter: Any) -> Any:
+        if gradient is not None:
+            return gradient
+        if not isinstance(parameter, Variable):
+            raise ContextError(
+                "nnx.Optimizer.update",
+                found=f"the gradient of {jax.tree_util.keystr(path, simple=True, separator='/')} is None, and the "
+                "parameter is no variable of the strategy",
+                rule="GradientTape records the parameters that hold one array each and belong to the strategy",
+                remedy="store one array per nnx.Param, and convert parameters that are added outside "
+                "`with strategy.scope():` in it: mirrored.mirror(model)",
+            )
+        return jnp.zeros(parameter.shape, parameter.dtype)
+
+    return jax.tree_util.tree_map_with_path(filled, grads, parameters, is_leaf=lambda leaf: leaf is None)
 
 
 def _check_belongs(model: PyTree, grads: PyTree) -> None:
