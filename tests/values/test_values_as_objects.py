@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mirrored as mr
@@ -99,3 +101,24 @@ def test_printing_copies_of_a_variable_where_they_are_not_known(strategy):
     assert all(text.startswith("<Variable 'v/replica_1' shape=() dtype=float32 device=") for text in printed)
     own = ["run)>", "value=1.0>"] + ["run)>"] * (strategy.num_replicas_in_sync - 2)
     assert ends == ["traced)>", *own, "value=1.0>"]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_comparing_with_an_array_or_number_is_refused_and_with_objects_is_identity(strategy, compiled):
+    def step() -> Any:
+        return strategy.run(lambda: mr.get_replica_context().replica_id_in_sync_group * 0.0)
+
+    value, other = [(mr.function(step) if compiled else step)() for _ in range(2)]
+    mirrored = mr.Mirrored(jnp.zeros(()), num_replicas=strategy.num_replicas_in_sync)
+    for one in (0, 0.0, True, 0j, np.float32(0), np.zeros(()), jnp.zeros(()), mr.Variable(0.0), mirrored):
+        for compare in (operator.eq, operator.ne):
+            for pair in ((value, one), (one, value)):
+                with pytest.raises(ValuesError, match=r"strategy\.reduce"):
+                    compare(*pair)
+    assert value == value
+    assert value != other
+    assert value != "0"
+    assert value is not None
+    assert value in [other, value]
+    assert value not in [other]
+    assert {value: 1, other: 2}[other] == 2

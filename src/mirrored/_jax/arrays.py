@@ -307,6 +307,11 @@ def put(value: Operand, device: jax.Device | None) -> jax.Array:
     return _put(aval, jax.sharding.SingleDeviceSharding(device), [value], [device], is_owned(value))
 
 
+def shape_of(value: object) -> tuple[int, ...] | None:
+    """Returns the shape of an array or Python number; None for other objects."""
+    return () if isinstance(value, (bool, int, float, complex)) else getattr(value, "shape", None)
+
+
 def is_host_dtype(dtype: np.dtype[Any]) -> bool:
     """Returns whether a NumPy dtype is one that JAX does not support: strings, objects, dates or records."""
     return dtype.hasobject or dtype.kind in "SUTMm" or dtype.fields is not None

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import jax
 import numpy as np
 
+from mirrored.values.distributed_values import PerReplica
 from mirrored.values.operators import ArrayOperators
 
 T = TypeVar("T")
@@ -199,9 +200,10 @@ def _elements(value: object, around: tuple[int, ...]) -> Hashable | None:
 
 
 def _opaque(value: object, around: tuple[int, ...]) -> Hashable:
-    # Variables and arrays are keyed by identity, because their `==` compares values elementwise.
+    # Variables and arrays are keyed by identity, because their `==` compares values elementwise; values per replica,
+    # because what they keep of their components changes.
     equals: object = type(value).__eq__
-    if isinstance(value, (ArrayOperators, jax.Array, type)) or equals is object.__eq__:
+    if isinstance(value, (ArrayOperators, PerReplica, jax.Array, type)) or equals is object.__eq__:
         return Identity(value)
     if equals in _BY_STATE:
         return _state(value, around)

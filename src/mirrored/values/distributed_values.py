@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.array_likes import has_registered, register_array_like
-from mirrored._jax.arrays import as_array, frozen
+from mirrored._jax.arrays import as_array, frozen, shape_of
 from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
@@ -97,6 +97,13 @@ class _NotAnArray(DistributedValues):
     ):
         locals()[f"__{_operation}__"] = _refuse(f"__{_operation}__")
     del _operation
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (int, float, complex, np.ndarray, np.generic, jax.Array, ArrayOperators)):
+            _refuse("__eq__")(self)
+        return NotImplemented  # identity, as of other objects
+
+    __hash__ = object.__hash__
 
     if not TYPE_CHECKING:  # type checkers report names that the class does not have
 
@@ -249,7 +256,7 @@ class PerReplica(_NotAnArray):
             return tuple(self._stacked.shape[1:])
         if self._ragged:
             return None
-        shapes = {_shape_of(component) for component in self.values}
+        shapes = {shape_of(component) for component in self.values}
         return shapes.pop() if len(shapes) == 1 else None
 
     @property
@@ -301,10 +308,6 @@ def is_padded(value: object) -> TypeGuard[PerReplica]:
     if not isinstance(value, PerReplica) or not value.is_stacked:
         return False
     return value.device_assignment is not None and value.device_assignment.is_uneven
-
-
-def _shape_of(component: object) -> tuple[int, ...] | None:
-    return () if isinstance(component, (bool, int, float, complex)) else getattr(component, "shape", None)
 
 
 class LocalPerReplica(PerReplica):
