@@ -215,3 +215,29 @@ def test_an_optimizer_whose_state_has_random_keys_adds_the_same_noise_on_all_rep
     ]
     assert len(keys) == 1
     np.testing.assert_array_equal(keys, keys_alone)
+
+
+class Encoder(nnx.Module):  # type: ignore[misc]
+    def __init__(self, embedding: Any) -> None:
+        self.embedding = embedding
+
+
+def test_unmirror_of_a_tree_keeps_what_its_models_share() -> None:
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        embedding = nnx.Embed(3, 2, rngs=nnx.Rngs(0))
+        first, second = Encoder(embedding), Encoder(embedding)
+        optimizer = nnx.ModelAndOptimizer(first, optax.adam(0.1), wrt=nnx.Param)
+        scale = mr.Variable(2.0)
+    tree = {"second": second, "scale": scale, "both": (first, optimizer), "state": nnx.state(first), "none": None}
+    plain = mr.unmirror(tree)
+    assert list(plain) == list(tree)
+    assert plain["both"][1].model is plain["both"][0]
+    assert plain["both"][0].embedding is plain["second"].embedding
+    assert plain["second"].embedding is not embedding
+    assert isinstance(plain["second"].embedding.embedding.get_raw_value(), jax.Array)
+    assert isinstance(plain["state"], nnx.State)
+    np.testing.assert_array_equal(plain["state"]["embedding"]["embedding"][...], embedding.embedding[...])
+    assert (float(plain["scale"]), plain["none"]) == (2.0, None)
+    twice = mr.unmirror([embedding, embedding, embedding.embedding])
+    assert twice[0] is twice[1]
+    assert twice[0].embedding is twice[2]

@@ -42,8 +42,8 @@ class Bridge(Protocol):
         """Returns the framework object `value` with `mirrored` variables in place of its arrays."""
         ...
 
-    def unmirror(self, value: PyTree) -> Any:
-        """Returns a copy of the framework object `value` with arrays in place of its `mirrored` variables."""
+    def unmirror(self, values: list[Any]) -> list[Any]:
+        """Returns copies of framework objects of a tree, with arrays in place of their `mirrored` variables."""
         ...
 
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
@@ -142,7 +142,16 @@ def unmirror(tree: PyTree) -> Any:
     TensorFlow: no equivalent.
     """
     bridges = _bridges()
-    return _map(tree, bridges, lambda bridge, value, _: bridge.unmirror(value), lambda leaf, _: _read(leaf))
+    found: dict[Bridge, list[Any]] = {bridge: [] for bridge in bridges}
+
+    def noted(bridge: Bridge, value: Any, _: str) -> Any:
+        found[bridge].append(value)
+        return value
+
+    # A bridge converts all its objects of the tree at once, because they may share parts.
+    _map(tree, bridges, noted, lambda leaf, _: leaf)
+    made = {bridge: iter(bridge.unmirror(values)) for bridge, values in found.items() if values}
+    return _map(tree, bridges, lambda bridge, _value, _path: next(made[bridge]), lambda leaf, _: _read(leaf))
 
 
 def assign(tree: PyTree, values: PyTree) -> None:

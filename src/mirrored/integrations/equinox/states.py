@@ -37,9 +37,10 @@ class EquinoxBridge:
 
         return jax.tree_util.tree_map_with_path(on_variable, value, is_leaf=_is_variable)
 
-    def unmirror(self, value: PyTree) -> Any:
-        """Returns a copy of an `equinox.nn.State` with arrays in place of its `mirrored` variables."""
-        return jax.tree.map(lambda leaf: leaf.read_value() if _is_variable(leaf) else leaf, value, is_leaf=_is_variable)
+    def unmirror(self, values: list[Any]) -> list[Any]:
+        """Returns copies of each `equinox.nn.State` with arrays in place of its `mirrored` variables."""
+        read = lambda leaf: leaf.read_value() if _is_variable(leaf) else leaf  # noqa: E731
+        return [jax.tree.map(read, value, is_leaf=_is_variable) for value in values]
 
     def assignment_target(self, value: object) -> None:
         """Returns None, because no single variable stores the content of an `equinox.nn.State`."""

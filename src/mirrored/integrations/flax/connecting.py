@@ -140,11 +140,15 @@ class NNXBridge:
             adopt(variable, "/".join(map(str, ([path] if path else []) + list(where))))
         return value
 
-    def unmirror(self, value: PyTree) -> Any:
-        """Returns an independent copy of an NNX object, whose NNX variables hold plain arrays."""
-        graph, state = nnx.split(value)
+    def unmirror(self, values: list[Any]) -> list[Any]:
+        """Returns independent copies of NNX objects, whose NNX variables hold plain arrays.
+
+        What the objects share, such as the model of an optimizer, the copies share, too.
+        """
+        graph, state = nnx.split(values)
         # `merge` reuses the variables of the state without copying them, so the state gets new ones first.
-        return nnx.merge(graph, jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable)))
+        state = jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable))
+        return list(nnx.merge(graph, state))
 
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
         """Returns the variable that stores the random keys in `value`, and a function that converts keys to raw data.

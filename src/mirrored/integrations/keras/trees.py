@@ -26,9 +26,9 @@ class KerasBridge:
         del path
         return value
 
-    def unmirror(self, value: KerasVariable) -> Any:
-        """Returns the current value of a Keras variable."""
-        return value.value
+    def unmirror(self, values: list[KerasVariable]) -> list[Any]:
+        """Returns the current values of Keras variables."""
+        return [variable.value for variable in values]
 
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
         """Returns the `mirrored.Variable` behind a Keras variable, and a function that converts new values for it.
