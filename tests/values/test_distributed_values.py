@@ -314,3 +314,28 @@ def test_a_replica_of_a_compiled_run_reads_one_component_of_an_outer_value_twice
         return strategy.experimental_local_results(strategy.run(replica))
 
     assert [float(one) for one in step(jnp.float32(3.0))] == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("function", [lambda x: x.mean(0), lambda x: x[0], lambda x: x.mean(), lambda x: x[:1]])
+@pytest.mark.parametrize("use", ["values", "run", "reduce", "reduce axis", "gather"])
+def test_a_tree_map_that_changes_the_rows_of_a_stacked_value_is_refused(use, function, compiled):
+    """`jax.tree.map` applies a function to the stacked array, not to each component."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    (batch,) = strategy.experimental_distribute_dataset([np.arange(24, dtype=np.float32).reshape(8, 3)])
+    assert batch.is_stacked
+
+    def step(batch):
+        changed = jax.tree.map(function, batch)
+        if use == "run":
+            return strategy.run(lambda x: x, args=(changed,))
+        if use == "gather":
+            return strategy.gather(changed, axis=0)
+        return (
+            changed.values if use == "values" else strategy.reduce("SUM", changed, axis=None if use == "reduce" else 0)
+        )
+
+    with pytest.raises(ValuesError, match=r"2 replicas[\s\S]*strategy\.run\("):
+        (mr.function(step) if compiled else step)(batch)
+    assert float(sum(jax.tree.leaves(jax.tree.map(jnp.sum, batch)))) == 276.0
+    assert [one.shape for one in jax.tree.map(lambda x: 2 * x, batch).values] == [(4, 3)] * 2

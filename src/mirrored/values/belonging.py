@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mirrored._jax.traces import Tracer
 from mirrored.errors import ValuesError
 from mirrored.values.distributed_values import PerReplica
+from mirrored.values.stacking import check_rows
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -45,11 +46,14 @@ def check_placement(called: str, strategy: HasReplicas, value: Any, where: Devic
         where: Its device assignment; None if unknown.
 
     Raises:
-        ValuesError: The value has another number of components, or is on the replicas of another strategy.
+        ValuesError: The value has another number of components, or is on the replicas of another strategy; or
+            `jax.tree.map` has changed the rows of its stacked array.
     """
     own = strategy.device_assignment
     is_placed = where is not None and (not isinstance(value, PerReplica) or value.is_placed)
     if is_placed and (where is own or where == own or _is_one(where) and _is_one(own)):
+        if where is not None and isinstance(value, PerReplica) and value.is_stacked:
+            check_rows(called, value.first(), where)
         return
     if not is_placed and has_one_each(value, own):
         return

@@ -29,7 +29,7 @@ from mirrored._jax.traces import (
     is_eval_below,
     trace_below_tapes,
 )
-from mirrored._typing import Leaf
+from mirrored._typing import HostArray, Leaf
 from mirrored.errors import ValuesError
 
 if TYPE_CHECKING:
@@ -229,12 +229,37 @@ def _is_readable_here(component: Leaf, stacked: Any) -> bool:
     return belongs_to(component, trace_below_tapes(current_trace()))
 
 
+def check_rows(called: str, stacked: jax.Array | HostArray, device_assignment: DeviceAssignment) -> None:
+    """Raises ValuesError if a stacked array does not have one row per replica slot.
+
+    `jax.tree.map` over a per-replica value applies its function to the stacked array, as to any leaf, and may thus
+    return an array of other rows.
+
+    Args:
+        called: What the user called, for messages.
+        stacked: The array.
+        device_assignment: The devices of the replicas.
+    """
+    slots = device_assignment.slots
+    if stacked.ndim and stacked.shape[0] == slots.count:
+        return
+    raise ValuesError(
+        called,
+        found=f"jax.tree.map or jax.tree.unflatten gave the value an array of shape {stacked.shape} for "
+        f"{slots.replicas} replicas",
+        rule=f"the leaf of a per-replica value may be one array with a row per replica, of shape ({slots.count}, ...)",
+        remedy="apply the function to each replica's component: strategy.run(function, args=(value,))",
+    )
+
+
 def unstacked(stacked: jax.Array | np.ndarray[Any, Any], device_assignment: DeviceAssignment | None) -> tuple[Any, ...]:
     """Splits a stacked array into one array per replica.
 
     If the devices are known, returns the arrays of this process's replicas, each on its replica's device. The arrays
     are not committed to the devices, so that components of different replicas can be combined.
     """
+    if device_assignment is not None:
+        check_rows("PerReplica.values", stacked, device_assignment)
     # A callback of a compiled program receives a NumPy array, which has no shards.
     if (
         device_assignment is not None
