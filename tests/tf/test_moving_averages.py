@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -72,3 +74,39 @@ def test_names_and_what_is_not_averaged():
     assert not average.average(w).trainable
     with pytest.raises(TypeError, match="must be floating point"):
         average.apply([tf.Variable(1)])
+
+
+@pytest.mark.parametrize("is_started", [False, True], ids=["before-apply", "after-apply"])
+@pytest.mark.parametrize("zero_debias", [False, True], ids=["started-at-values", "zero-debias"])
+def test_a_checkpoint_restores_averages_by_the_names_of_their_variables(tmp_path, zero_debias, is_started):
+    def program():
+        model = tf.Module()
+        model.ws = [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])]
+        model.ema = tf.train.ExponentialMovingAverage(0.75, num_updates=tf.Variable(7), zero_debias=zero_debias)
+        return model
+
+    saved, model = program(), program()
+    saved.ema.apply(saved.ws)
+    saved.ws[0].assign([9.0, 9.0])
+    saved.ema.apply(saved.ws)
+    path = tf.train.Checkpoint(model=saved).save(tmp_path / "c")
+    assert ("model/ema/slots/model/ws/1/average/.ATTRIBUTES/VARIABLE_VALUE", [2]) in tf.train.list_variables(path)
+    if is_started:
+        model.ema.apply(model.ws[::-1])  # another order than that of the program that saved it
+    tf.train.Checkpoint(model=model).restore(path).assert_consumed()
+    for one in (saved, model):
+        one.ws[1].assign([0.0, 0.0])
+        one.ema.apply(one.ws)
+    for mine, theirs in zip(model.ws, saved.ws, strict=True):
+        assert np.asarray(model.ema.average(mine)).tolist() == np.asarray(saved.ema.average(theirs)).tolist()
+
+
+def test_a_copy_has_the_averages_of_the_copied_variables():
+    model = tf.Module()
+    model.w, model.ema = tf.Variable(1.0), tf.train.ExponentialMovingAverage(0.75)
+    model.ema.apply([model.w])
+    copied = copy.deepcopy(model)
+    copied.w.assign(5.0)
+    copied.ema.apply([copied.w])
+    assert (float(copied.ema.average(copied.w)), float(model.ema.average(model.w))) == (2.0, 1.0)
+    assert copied.ema.average(model.w) is None

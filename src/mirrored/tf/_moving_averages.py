@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from mirrored._typing import Operand
+from mirrored.optimizers.gradient_merge import scope_of
 from mirrored.variables import Variable, VariableAggregation
+
+
+@dataclasses.dataclass(frozen=True)
+class _Averaged:
+    """A variable that has an average, as checkpoints see it: a group of one variable, which shares no state."""
+
+    variables: tuple[Variable, ...]
+    shared: Mapping[str, Variable]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """The state that exists so far, for checkpoints: the step count, and the variables that have averages."""
+
+    scalars: Mapping[str, Variable]
+    groups: tuple[_Averaged, ...]
 
 
 class ExponentialMovingAverage:
@@ -33,6 +51,9 @@ class ExponentialMovingAverage:
         >>> average.apply([w])
         >>> float(average.average(w))
         2.0
+
+    A checkpoint saves the averages like the slots of an optimizer, under the names of their variables, and makes them
+    when it is restored before the first `apply`.
 
     TensorFlow: `tf.train.ExponentialMovingAverage`. `zero_debias` corrects all averages, not only those of tensors.
     """
@@ -68,11 +89,19 @@ class ExponentialMovingAverage:
             self._move(variable)
 
     def _move(self, variable: Variable) -> None:
-        _, average, weight = self._averages.get(id(variable)) or self._started(variable)
+        _, average, weight = self._kept_for(variable) or self._started(variable)
         keep = self._kept()
         average.assign(average * keep + variable.read_value() * (1 - keep))
         if weight is not None:
             weight.assign(weight * keep + (1 - keep))
+
+    def _kept_for(self, variable: Variable) -> tuple[Variable, Variable, Variable | None] | None:
+        """Returns the variable, its average and the average's weight; None if `variable` has no average."""
+        kept = self._averages.get(id(variable))
+        if kept is None or kept[0] is not variable:  # a copy of this object has copies of the variables, with other ids
+            self._averages = {id(one[0]): one for one in self._averages.values()}
+            kept = self._averages.get(id(variable))
+        return kept
 
     def _started(self, variable: Variable) -> tuple[Variable, Variable, Variable | None]:
         name = f"{variable.name.partition(':')[0]}/{self._name}"
@@ -95,7 +124,7 @@ class ExponentialMovingAverage:
 
         It is a variable, or a tensor with `zero_debias`.
         """
-        kept = self._averages.get(id(var))
+        kept = self._kept_for(var)
         if kept is None:
             return None
         _, average, weight = kept
@@ -103,5 +132,25 @@ class ExponentialMovingAverage:
 
     def average_name(self, var: Variable) -> str:
         """Returns the name of the variable that holds the moving average of `var`."""
-        kept = self._averages.get(id(var))
+        kept = self._kept_for(var)
         return f"{var.name.partition(':')[0]}/{self._name}" if kept is None else kept[1].name
+
+    # Checkpoints: the averages are slots of their variables.
+
+    def made(self) -> _Made:
+        """Returns the state that exists so far, for checkpoints, without creating any."""
+        steps = {"_num_updates": self._num_updates} if isinstance(self._num_updates, Variable) else {}
+        return _Made(steps, tuple(_Averaged((kept[0],), {}) for kept in self._averages.values()))
+
+    def slots(self, variable: Variable) -> Mapping[str, Any]:
+        """Returns the average of a variable and, with `zero_debias`, its weight, for checkpoints."""
+        kept = self._kept_for(variable)
+        named = {} if kept is None else {"average": kept[1], "weight": kept[2]}
+        return {label: one for label, one in named.items() if one is not None}
+
+    def build(self, var_list: Sequence[Variable]) -> None:
+        """Creates the averages of variables, for a restore before the first `apply`."""
+        with scope_of(var_list):
+            for variable in var_list:
+                if self._kept_for(variable) is None:
+                    self._started(variable)
