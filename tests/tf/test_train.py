@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import jax
@@ -248,3 +249,29 @@ def test_a_manager_calls_the_functions_of_its_options(tmp_path):
 def test_a_manager_keeps_at_least_one_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="max_to_keep=0"):
         tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(0)), tmp_path, 0)
+
+
+def test_restore_or_initialize_reports_names_that_differ(tmp_path, v, caplog):
+    tf.train.CheckpointManager(tf.train.Checkpoint(dense=v, step=tf.Variable(9)), tmp_path, 3).save()
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(hidden=v, step=tf.Variable(0)), tmp_path, 3)
+    assert manager.restore_or_initialize() is not None
+    manager.save()
+    del manager
+    gc.collect()
+    assert "the state of 'hidden' is in the checkpoint as 'dense'" in caplog.text
+
+
+def test_restore_or_initialize_does_not_report_what_is_restored_later(tmp_path, v, caplog):
+    module = tf.Module()
+    module.w = v
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(module=module), tmp_path, 3)
+    manager.save()
+    module = tf.Module()
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(module=module), tmp_path, 3)
+    manager.restore_or_initialize()
+    module.w = tf.Variable([0.0, 0.0])
+    manager.save()
+    del manager
+    gc.collect()
+    assert module.w.numpy().tolist() == [1.0, 2.0]
+    assert "partially restored" not in caplog.text

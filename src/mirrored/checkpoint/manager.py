@@ -254,8 +254,13 @@ class CheckpointManager:
         path = self.restore_newest(partial=partial)
         return None if path is None else number_of(Path(path).name, self._name)
 
-    def restore_newest(self, *, partial: bool = False) -> str | None:
-        """Restores the newest undamaged checkpoint like `restore_latest`, but returns the checkpoint's path."""
+    def restore_newest(self, *, partial: bool = False, is_intended: bool = True) -> str | None:
+        """Restores the newest undamaged checkpoint like `restore_latest`, but returns the checkpoint's path.
+
+        Args:
+            partial: As for `restore_latest`.
+            is_intended: False logs a warning about a partial restore, when `restored` is garbage-collected.
+        """
         called = "CheckpointManager.restore_latest"
         errors: list[DamagedCheckpointError] = []
         seen: set[str] = set()
@@ -266,11 +271,12 @@ class CheckpointManager:
             try:
                 # `on_all_workers` raises an error of one worker on all of them. Otherwise a worker that cannot read a
                 # file would continue with different state.
-                self._restored = on_all_workers(
+                status: RestoreStatus = on_all_workers(
                     called,
                     f"restore {Path(path).name}",
                     functools.partial(self._checkpoint.restore_from, path, called=called, strict=not partial),
-                ).expect_partial()
+                )
+                self._restored = status.expect_partial() if is_intended else status
             except (DamagedCheckpointError, MissingCheckpointError) as error:
                 if not _is_gone(path, called):
                     if isinstance(error, MissingCheckpointError):

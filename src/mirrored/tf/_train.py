@@ -186,6 +186,7 @@ class CheckpointManager:
         )
         self._step_counter, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
         self._last_step: int | None = None
+        self._may_be_partial = False  # whether `restored` still has to report what was not restored
 
     @property
     def checkpoint(self) -> checkpoints.Checkpoint:
@@ -235,19 +236,31 @@ class CheckpointManager:
         number = None if checkpoint_number is None else int(np.asarray(checkpoint_number))
         path = self._manager.save(number, force=True)
         self._last_step = step
+        self._silence_if_restored()
         if _waits(options, None):
             self._manager.wait()
         if path is not None:
             _call_back(options, path)
         return path
 
+    def _silence_if_restored(self) -> None:
+        """Withdraws the warning about a partial restore if what it lacked has been created and restored meanwhile."""
+        status = self._manager.restored
+        if self._may_be_partial and status is not None and not (status.missing or status.unexpected):
+            status.expect_partial()
+        self._may_be_partial = False
+
     def restore_or_initialize(self) -> str | None:
         """Restores the newest complete checkpoint in the folder; calls `init_fn` if the folder has none.
+
+        Logs a warning, at the end of the program at the latest, about names that are only in the program or only in the
+        checkpoint, unless all of them are restored until the next `save`.
 
         Returns:
             The path; None if no checkpoint exists.
         """
-        path = self._manager.restore_newest(partial=True)
+        path = self._manager.restore_newest(partial=True, is_intended=False)
+        self._may_be_partial = path is not None
         if path is None:
             if self._init_fn is not None:
                 self._init_fn()
