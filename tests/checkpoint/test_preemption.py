@@ -6,11 +6,15 @@ import faulthandler
 import itertools
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import mirrored as mr
 from interrupts import acted_at
 from mirrored._jax import distributed
+from mirrored.checkpoint import Checkpoint, CheckpointManager
+from mirrored.checkpoint import preemption as handlers
 from mirrored.checkpoint.preemption import Preemption
 
 
@@ -110,3 +114,43 @@ def test_a_forked_child_does_not_watch_as_if_it_were_the_worker(monkeypatch: pyt
         assert preemption._thread is None
     finally:
         preemption.leave()
+
+
+@pytest.mark.parametrize("resumes", ["recent", "archive"])
+def test_of_several_managers_the_one_that_the_program_resumes_from_saves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resumes: str
+) -> None:
+    monkeypatch.setattr(handlers, "_made", [])
+    checkpoint = Checkpoint(v=mr.Variable(0.0))
+    managers = {
+        name: CheckpointManager(checkpoint, tmp_path / name, save_interval_steps=interval, save_on_preemption=True)
+        for name, interval in (("archive", 1000), ("recent", 10))
+    }
+    managers[resumes].restore_latest()
+    assert managers["recent"].latest_checkpoint is None  # the first one that was asked counts
+
+    def train() -> None:
+        for step in range(17, 20):
+            managers["archive"].save(step)
+            managers["recent"].save(step)
+
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        train()
+    assert [path.name for path in tmp_path.glob("*/ckpt-*")] == ["ckpt-17"]
+    assert (tmp_path / resumes / "ckpt-17").is_dir()
+
+
+def test_a_manager_that_no_step_saves_with_does_not_keep_another_one_from_saving(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a program with two trainings, one after the other."""
+    monkeypatch.setattr(handlers, "_made", [])
+    checkpoint = Checkpoint(v=mr.Variable(0.0))
+    first, second = (CheckpointManager(checkpoint, tmp_path / name, 3, 10, save_on_preemption=True) for name in "ab")
+    first.restore_latest()
+    signal.raise_signal(signal.SIGTERM)
+    assert second.save(1) is None
+    with pytest.raises(SystemExit):
+        second.save(2)
+    assert (tmp_path / "b" / "ckpt-2").is_dir()

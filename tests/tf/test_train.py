@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import mirrored as mr
 import mirrored.tf as tf
+from mirrored.checkpoint import preemption
 
 
 @pytest.fixture
@@ -275,3 +277,23 @@ def test_restore_or_initialize_does_not_report_what_is_restored_later(tmp_path, 
     gc.collect()
     assert module.w.numpy().tolist() == [1.0, 2.0]
     assert "partially restored" not in caplog.text
+
+
+def test_a_manager_saves_on_sigterm_before_its_interval_has_passed(tmp_path, monkeypatch, v):
+    monkeypatch.setenv("MIRRORED_RESTART", "0")  # as `mirrored run` sets it
+    monkeypatch.setattr(preemption, "_made", [])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        step = tf.Variable(0)
+        manager = tf.train.CheckpointManager(
+            tf.train.Checkpoint(v=v, step=step), tmp_path, 3, step_counter=step, checkpoint_interval=20
+        )
+        manager.save()
+        step.assign(7)
+        assert manager.save() is None
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            manager.save()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert int(tf.train.load_variable(tmp_path, "step")) == 7

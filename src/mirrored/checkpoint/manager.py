@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import shutil
 import sys
 import threading
 import warnings
@@ -28,11 +27,8 @@ from mirrored.checkpoint.writing import (
     Writer,
     actual,
     check_replaceable,
-    others_in,
+    remove,
     remove_leftovers,
-    remove_own,
-    replaced_beside,
-    unfinished_beside,
     write,
 )
 from mirrored.collectives.host_allgather import host_allgather
@@ -66,7 +62,8 @@ class CheckpointManager:
             all workers at the same step regardless of the interval, waits until the checkpoint is on disk, prints a
             message, and ends the program with exit status 0. Call `save` at every step for this to work. The next start
             resumes with `restore_latest`. Default: True if `mirrored run` started the program. `mirrored run` kills a
-            program that does not end in time.
+            program that does not end in time. Of several managers, the first one that the program has asked for its
+            newest checkpoint saves, if it is called at every step, too: the next start resumes from there.
 
     Context: all workers of a job call each method together, at the same step.
 
@@ -157,7 +154,12 @@ class CheckpointManager:
     def latest_checkpoint(self) -> str | None:
         """The path of the newest checkpoint, or None; waits for a checkpoint that is being written."""
         found = self.checkpoints
+        self._note_resumed()
         return found[-1] if found else None
+
+    def _note_resumed(self) -> None:
+        if self._preemption is not None:
+            self._preemption.note_resumed(self)
 
     @property
     def restored(self) -> RestoreStatus | None:
@@ -195,7 +197,7 @@ class CheckpointManager:
     def _save(self, step: int | None, force: bool) -> str | None:
         counter = self._checkpoint.save_counter
         number = int(counter.numpy()) + 1 if step is None else _step_number(step)
-        ends = self._preemption is not None and self._preemption.poll()
+        ends = self._preemption is not None and self._preemption.poll(self)
         self._calls_since_saved += 1
         # The number that stands in for a missing step grows only with the saves, so it cannot tell whether one is due.
         is_due = self._calls_since_saved >= self._interval if step is None else number % self._interval == 0
@@ -262,6 +264,7 @@ class CheckpointManager:
             is_intended: False logs a warning about a partial restore, when `restored` is garbage-collected.
         """
         called = "CheckpointManager.restore_latest"
+        self._note_resumed()
         errors: list[DamagedCheckpointError] = []
         seen: set[str] = set()
         # Every round lists the folder again: the job that writes the checkpoints can add and remove some meanwhile.
@@ -358,7 +361,7 @@ class CheckpointManager:
                 (path / KEPT).touch()
                 self._clock.set(written)
                 return
-        _remove(path)
+        remove(path)
 
 
 def _warn_of_damage(errors: list[DamagedCheckpointError], restored: str) -> None:
@@ -379,23 +382,6 @@ def _is_gone(path: str, called: str) -> bool:
 def _is_launched() -> bool:
     """Returns whether `mirrored run` started this program and the current thread is its main thread."""
     return RESTART.is_set() and threading.current_thread() is threading.main_thread()
-
-
-def _remove(path: Path) -> None:
-    """Removes a checkpoint's own files, and its folder unless the user has put other files there.
-
-    The folder is renamed, or loses its manifest, before any array is removed. So an interrupted removal does not leave
-    a checkpoint with missing arrays.
-    """
-    for one in (path, replaced_beside(path)):
-        if not is_checkpoint(one):
-            continue
-        if others_in(one):
-            remove_own(one)
-        else:
-            doomed = unfinished_beside(one)
-            one.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _step_number(step: int | np.integer[Any] | HostArray | Array | Variable) -> int:

@@ -8,6 +8,7 @@ import contextlib
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -72,6 +73,8 @@ class Preemption:
         self._polls = 0
         self._due: int | None = None
         self._is_forked = False
+        self._resumed: weakref.ref[object] | None = None
+        self._passed_over: weakref.WeakSet[object] = weakref.WeakSet()
         self._previous = _install(self._on_signal)
         in_forked_children(self._reset)
         self._thread: threading.Thread | None = None
@@ -86,11 +89,29 @@ class Preemption:
             # `atexit` runs this before JAX shuts down the coordination client that the thread uses.
             atexit.register(self._stop)
 
-    def poll(self) -> bool:
-        """Returns whether all workers must save and exit after this step; must be called once per training step.
+    def note_resumed(self, manager: object) -> None:
+        """Records that the program resumes from a manager's newest checkpoint; the first living manager counts."""
+        if self._resumed is None or self._resumed() is None:
+            self._resumed = weakref.ref(manager)
 
-        Context: once per step, on every worker.
+    def poll(self, manager: object = None) -> bool:
+        """Returns whether `manager` must save and all workers must exit after this step.
+
+        Another manager than the one from which the program resumes is passed over once, because its checkpoint would
+        not be found by the next start. When it polls again, the program does not save with the other manager.
+
+        Context: once per step and manager, on every worker.
         """
+        return self._is_due() and self._is_turn_of(manager)
+
+    def _is_turn_of(self, manager: object) -> bool:
+        resumed = None if self._resumed is None else self._resumed()
+        if resumed is None or resumed is manager or manager in self._passed_over:
+            return True
+        self._passed_over.add(manager)
+        return False
+
+    def _is_due(self) -> bool:
         if self._thread is None and not self._is_forked and distributed.is_connected():
             self._begin()  # the strategy, with which this process joined the job, was created after the manager
         with self._lock:

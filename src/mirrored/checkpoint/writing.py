@@ -22,7 +22,7 @@ from typing import Final
 from mirrored._jax import distributed
 from mirrored._threads import Claim, start
 from mirrored.checkpoint.extra import engine
-from mirrored.checkpoint.manifest import ARRAYS, FILE, MANIFEST_BEGIN, Manifest
+from mirrored.checkpoint.manifest import ARRAYS, FILE, MANIFEST_BEGIN, Manifest, is_checkpoint
 from mirrored.checkpoint.preemption import at_end
 from mirrored.errors import CheckpointError
 from mirrored.watchdog.fail_fast_exit import in_forked_children
@@ -236,6 +236,23 @@ def remove_own(folder: Path) -> None:
             one.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it
         folder.rmdir()
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint's own files, and its folder unless the user has put other files there.
+
+    The folder is renamed, or loses its manifest, before any array is removed. So an interrupted removal does not leave
+    a checkpoint with missing arrays.
+    """
+    for one in (path, replaced_beside(path)):
+        if not is_checkpoint(one):
+            continue
+        if others_in(one):
+            remove_own(one)
+        else:
+            doomed = unfinished_beside(one)
+            one.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _remedy(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -181,6 +182,8 @@ class CheckpointManager:
             checkpoint,
             directory,
             max_to_keep,
+            # The inner manager saves when `save` forces it to, and after SIGTERM.
+            sys.maxsize,
             checkpoint_name=checkpoint_name,
             keep_every_n_hours=keep_checkpoint_every_n_hours,
         )
@@ -230,17 +233,18 @@ class CheckpointManager:
             The path; None if `checkpoint_interval` steps have not passed yet.
         """
         step = None if self._step_counter is None else int(np.asarray(self._step_counter))
+        is_due = True
         if self._interval is not None and check_interval and step is not None and self._last_step is not None:
-            if step - self._last_step < self._interval:
-                return None
+            is_due = step - self._last_step >= self._interval
         number = None if checkpoint_number is None else int(np.asarray(checkpoint_number))
-        path = self._manager.save(number, force=True)
+        path = self._manager.save(number, force=is_due)
+        if path is None:
+            return None
         self._last_step = step
         self._silence_if_restored()
         if _waits(options, None):
             self._manager.wait()
-        if path is not None:
-            _call_back(options, path)
+        _call_back(options, path)
         return path
 
     def _silence_if_restored(self) -> None:
