@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
-from mirrored.errors import ArgumentError, MissingExtraError
+from mirrored.errors import ArgumentError, MissingExtraError, TapeError
 
 
 class Model(tf.Module):
@@ -813,3 +813,30 @@ def test_functions_that_call_python_are_not_saved(tmp_path):
     model.double = double
     with pytest.raises(ArgumentError, match="calls Python while it runs"):
         tf.saved_model.save(model, tmp_path)
+
+
+def _loaded_again(model, folder, **options):
+    tf.saved_model.save(model, folder, **options)
+    return tf.saved_model.load(folder)
+
+
+def test_functions_without_a_derivative_are_saved(tmp_path):
+    module = tf.Module()
+    module.w = tf.Variable([0.5, 0.5])
+
+    @tf.function(input_signature=[tf.TensorSpec([2]), tf.TensorSpec([], tf.int32)])
+    def repeated(x, n):
+        for _ in tf.range(n):
+            x = x * module.w
+        return x
+
+    module.repeated = repeated
+    module.eig = tf.function(lambda x: tf.linalg.eig(x)[0], input_signature=[tf.TensorSpec([2, 2])])
+    loaded = _loaded_again(module, tmp_path / "a")
+    loaded = _loaded_again(loaded, tmp_path / "b")
+    assert loaded.repeated(tf.constant([8.0, 16.0]), 3).numpy().tolist() == [1.0, 2.0]
+    assert loaded.eig(2 * tf.eye(2)).numpy().tolist() == [2.0, 2.0]
+    with tf.GradientTape() as tape:
+        y = loaded.repeated(tf.constant([8.0, 16.0]), 3)
+    with pytest.raises(TapeError, match="a loaded function that was saved without its derivative"):
+        tape.gradient(y, loaded.w)

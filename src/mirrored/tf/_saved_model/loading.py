@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Never
 
 import jax
 import jax.export  # not part of `import jax`
@@ -18,7 +19,7 @@ from mirrored._jax.traces import Tracer
 from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.checkpoint import CheckpointReader
-from mirrored.errors import ArgumentError
+from mirrored.errors import ArgumentError, TapeError
 from mirrored.tf._errors import NotFoundError
 from mirrored.tf._module import Module
 from mirrored.tf._saved_model.objects import rebuilt
@@ -114,6 +115,15 @@ class LoadedProgram:
     reads: list[Variable]
     assigns: list[Variable]
 
+    @functools.cached_property
+    def call(self) -> Callable[..., Any]:
+        """The program as a function of the variables' values and the arrays; a gradient through it needs its VJP."""
+        if self.exported.has_vjp():
+            return self.exported.call
+        call = jax.custom_vjp(self.exported.call)
+        call.defvjp(lambda state, arrays: (self.exported.call(state, arrays), None), _refuse_gradient)
+        return call
+
     def serialized(self) -> bytes:
         """Returns the program as a serialized JAX export, with its VJP if the program was saved with one."""
         return bytes(self.exported.serialize(vjp_order=1 if self.exported.has_vjp() else 0))
@@ -136,6 +146,16 @@ class LoadedProgram:
             return self
         output = in_order({f"output_{at}": leaf for at, leaf in enumerate(_leaves(kind, content))})
         return dataclasses.replace(self, entry={**self.entry, "output": output}, output=_from_json(output))
+
+
+def _refuse_gradient(residuals: None, cotangents: PyTree) -> Never:
+    raise TapeError(
+        "GradientTape.gradient",
+        found="the backward pass goes through a loaded function that was saved without its derivative",
+        rule="tf.saved_model.save omits the derivative of a function that JAX cannot differentiate in reverse mode, "
+        "such as a loop whose length depends on tensors",
+        remedy="save a function whose loops have a fixed length, or exclude its result with tf.stop_gradient",
+    )
 
 
 def in_order(parts: dict[str, Any]) -> dict[str, Any]:
@@ -230,7 +250,7 @@ class LoadedFunction:
 
 def _run(program: LoadedProgram, arrays: Sequence[Any]) -> Any:
     try:
-        outs = program.exported.call([variable.read_value() for variable in program.reads], list(arrays))
+        outs = program.call([variable.read_value() for variable in program.reads], list(arrays))
     except ValueError as error:
         if not program.conditions:
             raise

@@ -2,11 +2,13 @@
 
 The folder holds ``saved_model.json`` (names, signatures, the object tree), ``programs/`` (one `jax.export` file for
 each function and signature) and ``variables/`` (a checkpoint). A loaded program runs on the platforms for which it was
-exported, supports first-order gradients, and reads and assigns the loaded variables.
+exported, and reads and assigns the loaded variables. It supports first-order gradients if JAX can differentiate it in
+reverse mode.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -306,7 +308,7 @@ def _exported(pure: Pure, inputs: PyTree) -> bytes:
         exported = jax.export.export(program)(state, arrays)
     floats = [jnp.issubdtype(one.dtype, jnp.inexact) for one in (*exported.in_avals, *exported.out_avals)]
     try:
-        return bytes(exported.serialize(vjp_order=1 if any(floats) else 0))
+        return _serialized(exported, has_vjp=any(floats))
     except ImportError as error:
         raise MissingExtraError(
             SAVED,
@@ -314,6 +316,14 @@ def _exported(pure: Pure, inputs: PyTree) -> bytes:
             rule='the extra "export" must be installed: jax.export writes programs with flatbuffers',
             remedy="run pip install 'mirrored[export]'",
         ) from error
+
+
+def _serialized(exported: jax.export.Exported, *, has_vjp: bool) -> bytes:
+    """Serializes a program with its VJP, or without it if JAX has none, such as for a loop of unknown length."""
+    if has_vjp:
+        with contextlib.suppress(ValueError, TypeError, NotImplementedError):
+            return bytes(exported.serialize(vjp_order=1))
+    return bytes(exported.serialize(vjp_order=0))
 
 
 def _to_json(value: PyTree) -> Any:
