@@ -840,3 +840,15 @@ def test_functions_without_a_derivative_are_saved(tmp_path):
         y = loaded.repeated(tf.constant([8.0, 16.0]), 3)
     with pytest.raises(TapeError, match="a loaded function that was saved without its derivative"):
         tape.gradient(y, loaded.w)
+
+
+@pytest.mark.parametrize("dtype", [tf.int64, tf.float64], ids=["int64", "float64"])
+def test_arguments_of_64_bits_without_x64(tmp_path, dtype):
+    module = tf.Module()
+    signature = [tf.TensorSpec([None], dtype)]
+    module.twice = tf.function(lambda x: tf.cast(x, tf.float32) * 2.0, input_signature=signature)
+    loaded = _loaded_again(module, tmp_path / "a", signatures=module.twice)
+    for x in (tf.constant([1, 2], dtype), np.array([1, 2], dtype.as_numpy_dtype), [1, 2]):
+        assert loaded.twice(x).numpy().tolist() == module.twice(x).numpy().tolist() == [2.0, 4.0]
+    assert loaded.signatures["serving_default"](tf.constant([3], dtype))["output_0"].numpy().tolist() == [6.0]
+    assert loaded.twice.structured_input_signature == ((tf.TensorSpec([None], dtype),), {})

@@ -124,6 +124,11 @@ class LoadedProgram:
         call.defvjp(lambda state, arrays: (self.exported.call(state, arrays), None), _refuse_gradient)
         return call
 
+    @property
+    def dtypes(self) -> list[Any]:
+        """The dtypes of the program's arrays: those of `inputs`, of 32 bits if it was saved without x64."""
+        return [one.dtype for one in self.exported.in_avals[len(self.reads) :]]
+
     def serialized(self) -> bytes:
         """Returns the program as a serialized JAX export, with its VJP if the program was saved with one."""
         return bytes(self.exported.serialize(vjp_order=1 if self.exported.has_vjp() else 0))
@@ -292,13 +297,14 @@ def _fitted(
     leaves, tree = jax.tree.flatten(tuple(values), is_leaf=lambda one: one is None)
     if bool(tree != spec_tree):  # type: ignore[operator]
         return None
-    arrays = []
+    arrays: list[Any] = []
+    dtypes = program.dtypes
     for spec, leaf in zip(specs, leaves, strict=True):
         if not isinstance(spec, TensorSpec):
             if not _is_fixed(spec, leaf, has_same_types):
                 return None
             continue
-        array = _as(spec, leaf)
+        array = _as(spec, leaf, dtypes[len(arrays)])
         if array is None:
             return None
         arrays.append(array)
@@ -354,8 +360,8 @@ def _of_list(value: Sequence[Any], spec: TensorSpec) -> Any:
         return None
 
 
-def _as(spec: TensorSpec, leaf: Leaf) -> Any:
-    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+def _as(spec: TensorSpec, leaf: Leaf, dtype: Any) -> Any:
+    """Converts an argument to an array of a program's `dtype`; returns None if it has another dtype or shape."""
     if leaf is None or isinstance(leaf, str):
         return None
     value = leaf.read_value() if isinstance(leaf, Variable) else leaf

@@ -26,7 +26,9 @@ import jax.numpy as jnp
 
 from mirrored._jax.inlining import calls_python
 from mirrored._jax.source_lines import user_stacklevel
-from mirrored._typing import PyTree
+from mirrored._jax.traces import canonical_dtype
+from mirrored._jax.trees import tree_map
+from mirrored._typing import Leaf, PyTree
 from mirrored.checkpoint import Checkpoint
 from mirrored.checkpoint.sharing import several_workers, writes_here
 from mirrored.collectives.host_allgather import host_allgather
@@ -252,6 +254,7 @@ def _write_programs(
         return [{**signature.entry, "file": path.name, **_numbered(signature, variables)}]
 
     def trace(inputs: PyTree) -> tuple[Pure, bytes]:
+        inputs = tree_map(_computed, inputs)
         with without_host_calls(omitted):
             pure = as_pure(signature.function, inputs, SAVED, aggregates=True)
             return pure, _exported(pure, inputs)
@@ -289,6 +292,11 @@ def _numbered(program: Pure | LoadedProgram, variables: dict[int, Variable]) -> 
         "reads": [order.index(id(variable)) for variable in program.reads],
         "assigns": [order.index(id(variable)) for variable in program.assigns],
     }
+
+
+def _computed(leaf: Leaf) -> Leaf:
+    """Returns a description of an array with the dtype in which JAX computes: of 32 bits, unless x64 is enabled."""
+    return leaf.update(dtype=canonical_dtype(leaf.dtype)) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
 
 
 def _exported(pure: Pure, inputs: PyTree) -> bytes:
