@@ -852,3 +852,10 @@ def test_arguments_of_64_bits_without_x64(tmp_path, dtype):
         assert loaded.twice(x).numpy().tolist() == module.twice(x).numpy().tolist() == [2.0, 4.0]
     assert loaded.signatures["serving_default"](tf.constant([3], dtype))["output_0"].numpy().tolist() == [6.0]
     assert loaded.twice.structured_input_signature == ((tf.TensorSpec([None], dtype),), {})
+
+
+def test_names_of_signatures_may_have_slashes(tmp_path):
+    module = tf.Module()
+    module.f = tf.function(lambda x: {"y": x + 1.0}, input_signature=[tf.TensorSpec([])])
+    loaded = _loaded_again(module, tmp_path / "a", signatures={"x/y": module.f, "x%2Fy": module.f})
+    assert [float(loaded.signatures[name](1.0)["y"]) for name in ("x/y", "x%2Fy")] == [2.0, 2.0]

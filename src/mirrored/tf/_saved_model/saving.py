@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+from urllib.parse import quote
 
 import jax
 import jax.export  # not part of `import jax`
@@ -179,7 +180,7 @@ def _write_contents(
     written: dict[str, dict[str, list[Any]]] = {"functions": {}, "signatures": {}}
     for kind, group in (("functions", functions), ("signatures", entries)):
         for name, signatures in group.items():
-            file = folder / PROGRAMS / f"{kind}-{name}"
+            file = folder / PROGRAMS / f"{kind}-{quote(name, safe='')}"  # a name may have slashes
             written[kind][name] = [
                 entry
                 for number, one in enumerate(signatures)
