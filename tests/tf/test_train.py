@@ -103,6 +103,17 @@ def test_looking_into_a_checkpoint(tmp_path, v):
         reader.get_tensor("other")
 
 
+def test_dtypes_of_a_checkpoint_with_keys_and_low_precision(tmp_path):
+    key, half = jax.random.key(0), tf.Variable(1.0, dtype=tf.bfloat16)
+    path = tf.train.Checkpoint(key=key, keys=tf.Variable(jax.random.split(key, 2)), half=half).write(tmp_path / "c")
+    dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
+    assert {name.partition("/")[0]: dtype for name, dtype in dtypes.items()} == {
+        "key": tf.uint32,
+        "keys": tf.uint32,
+        "half": tf.bfloat16,
+    }
+
+
 def test_checkpoints_iterator(tmp_path, v):
     checkpoint = tf.train.Checkpoint(v=v)
     checkpoint.save(os.path.join(tmp_path, "c"))

@@ -294,8 +294,8 @@ class CheckpointReader:
         return {name + _SUFFIX: list(shape) for name, shape in self._reader.shapes.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, Any]:
-        """Returns a dict from the names of variables in the checkpoint to their dtypes."""
-        return {name + _SUFFIX: _dtypes.as_dtype(dtype) for name, dtype in self._reader.dtypes.items()}
+        """Returns a dict from the names of variables in the checkpoint to their dtypes; that of PRNG keys is uint32."""
+        return {name + _SUFFIX: _dtype_of(dtype) for name, dtype in self._reader.dtypes.items()}
 
     def has_tensor(self, tensor_str: str) -> bool:
         """Returns whether the checkpoint contains a variable of the given name."""
@@ -304,6 +304,14 @@ class CheckpointReader:
     def get_tensor(self, tensor_str: str) -> Any:
         """Returns the value of the variable of the given name in the checkpoint."""
         return self._reader.read(tensor_str.removesuffix(_SUFFIX))
+
+
+def _dtype_of(name: str) -> _dtypes.DType:
+    try:
+        np.dtype(name)
+    except TypeError:  # the name of the algorithm of PRNG keys, which are stored as uint32
+        return _dtypes.uint32
+    return _dtypes.as_dtype(name)
 
 
 def load_checkpoint(ckpt_dir_or_file: PathLike) -> CheckpointReader:
