@@ -859,3 +859,16 @@ def test_names_of_signatures_may_have_slashes(tmp_path):
     module.f = tf.function(lambda x: {"y": x + 1.0}, input_signature=[tf.TensorSpec([])])
     loaded = _loaded_again(module, tmp_path / "a", signatures={"x/y": module.f, "x%2Fy": module.f})
     assert [float(loaded.signatures[name](1.0)["y"]) for name in ("x/y", "x%2Fy")] == [2.0, 2.0]
+
+
+def test_functions_of_modules_inside_are_reached_as_attributes_of_the_saved_object(tmp_path):
+    root = tf.Module()
+    root.encoder = Model()
+    loaded = _loaded_again(root, tmp_path / "a")
+    with pytest.raises(ArgumentError, match="has not saved its functions"):
+        loaded.encoder(tf.constant([1.0]))
+    root.encode = root.encoder.__call__
+    loaded = _loaded_again(root, tmp_path / "a")
+    assert loaded.encode(tf.constant([1.0, 2.0]))["y"].numpy().tolist() == [3.0, 6.0]
+    loaded.encoder.factor.assign(5.0)
+    assert loaded.encode(tf.constant([1.0, 2.0]))["y"].numpy().tolist() == [5.0, 10.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mirrored.errors import ArgumentError
 from mirrored.tf._module import Module
 from mirrored.variables import Variable
 
@@ -73,6 +74,23 @@ def _variable_of(value: object) -> Variable | None:
     return found if isinstance(found, Variable) else None
 
 
+class LoadedObject(Module):
+    """A module of a loaded model, which has the variables, modules, lists and dicts of the saved one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises an error.
+
+        Raises:
+            ArgumentError: Always.
+        """
+        raise ArgumentError(
+            "a module of a loaded model",
+            found="it was called, but tf.saved_model.save has not saved its functions",
+            rule="a saved model has the functions of the object that was passed to save, not those of its modules",
+            remedy="make the function an attribute of this object: root.encode = root.encoder.__call__",
+        )
+
+
 def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], root: object) -> None:
     """Recreates the attributes of a saved object from JSON nodes, and sets them on `root`."""
     made: dict[int, Any] = {0: root}
@@ -92,7 +110,7 @@ def rebuilt(nodes: Sequence[Mapping[str, Any]], variables: Sequence[Variable], r
             made[place] = named
             named.update({key: None if one is None else make(one) for key, one in content.items()})
         else:
-            made[place] = module = Module(name="loaded_object")
+            made[place] = module = LoadedObject(name="loaded_object")
             fill(module, content)
         return made[place]
 

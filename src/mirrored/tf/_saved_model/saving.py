@@ -92,7 +92,7 @@ def save(
     Args:
         obj: A `tf.Module`, or any object whose methods and attributes are `tf.function`s with an ``input_signature``,
             or that have been called before; or a Keras model. The loaded object has the variables, modules, lists and
-            dicts among the attributes of `obj`, too.
+            dicts among the attributes of `obj`, too, but not the functions of these modules.
         export_dir: The folder. An existing saved program is replaced; other files stay, as with TensorFlow.
         signatures: A function, a concrete function, or several by name. They become entries of `signatures` of the
             loaded object, and return dicts. By default the only function of the object, if it has an
