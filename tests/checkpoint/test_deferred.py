@@ -22,7 +22,7 @@ from flax import nnx
 
 import mirrored as mr
 import mirrored.tf as tf
-from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
+from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, restoring
 from mirrored.errors import CheckpointMismatchError
 from mirrored.integrations.keras import keras
 from mirrored.optimizers import Optimizer
@@ -808,3 +808,42 @@ def test_views_of_lists_are_copied_and_extended_by_themselves(tmp_path):
     view.extend(view)
     view += view
     assert len(parts) == len(view) == 4
+
+
+class _Layer(tf.Module):
+    def build(self):
+        self.w, self.b = tf.Variable([0.0]), tf.Variable([0.0])
+
+
+def test_new_attributes_of_a_model_are_read_together(tmp_path, monkeypatch):
+    def program():
+        model = tf.Module()
+        model.layers = [_Layer() for _ in range(5)]
+        return model
+
+    def built(model):
+        for layer in model.layers:
+            layer.build()
+        return model
+
+    saved, model = built(program()), program()
+    for number, layer in enumerate(saved.layers):
+        layer.b.assign([float(number)])
+    path = Checkpoint(model=saved).save(tmp_path / "c")
+    reads, read = [], restoring.read_leaves
+    status = Checkpoint(model=model).restore(path)
+    monkeypatch.setattr(restoring, "read_leaves", lambda *a: (reads.append(len(a[2])), read(*a))[1])
+    assert [layer.b.numpy().tolist() for layer in built(model).layers] == [[float(number)] for number in range(5)]
+    status.assert_consumed()
+    assert [count for count in reads if count] == [10]
+
+
+def test_a_new_attribute_that_is_assigned_at_once_counts_as_restored(tmp_path):
+    saved, model = _Layer(), _Layer()
+    saved.build()
+    path = Checkpoint(model=saved).save(tmp_path / "c")
+    status = Checkpoint(model=model).restore(path)
+    model.build()
+    model.w.assign([7.0])
+    status.assert_consumed()
+    assert model.w.numpy().tolist() == [7.0]

@@ -418,6 +418,8 @@ class Checkpoint:
         """Restores a variable, attribute or list item that the program has created after `restore` was called."""
         if self._restoration is None:
             return
+        if isinstance(value, Variable) and deferred.restores_when_used(value, self):
+            return
         found = walk([Part("new", value, Root({"new": value}, "new"))])
         new = {*found.visited, *(leaf.owner for leaf in found.leaves.values())}
         if found.leaves:

@@ -198,6 +198,11 @@ class _Fresh:
         for variable in variables:
             self.variables.pop(id(variable), None)
 
+    def is_untouched(self, variable: Variable, since: int) -> bool:
+        """Returns whether a variable created after the `since`-th one still has its initial value."""
+        own, first, number = self.variables.get(id(variable), (None, None, 0))
+        return own is not None and number > since and first is not None and first() is variable.initial()
+
     def untouched(self) -> list[tuple[Variable, int]]:
         """Returns the variables that still have their initial value, each with its serial number."""
         entries = [(own(), first(), number) for own, first, number in list(self.variables.values())]
@@ -271,6 +276,36 @@ def is_expected() -> bool:
     return bool(_waiting)
 
 
+class _UseOfAttribute:
+    """The callback of a new variable that is an attribute: an assignment restores it first, too, so that it counts."""
+
+    def __call__(self, variable: Variable) -> None:
+        restore_new_variables(variable)
+
+    def before_write(self, variable: Variable) -> None:
+        restore_new_variables(variable)
+
+
+_use_of_attribute: Final = _UseOfAttribute()
+
+
+def restores_when_used(variable: Variable, checkpoint: Waiting) -> bool:
+    """Leaves a new variable that has become an attribute to `restore_new_variables`, if it is still unused.
+
+    This reads the values of all new variables together; reading them one by one takes long.
+    """
+    _, since = _waiting.get(id(checkpoint), (None, _fresh.count))
+    if _fresh.is_restoring or _is_withheld(variable) or not _fresh.is_untouched(variable, since):
+        return False
+    variable.withhold(_use_of_attribute)
+    return True
+
+
+def _is_withheld(variable: Variable) -> bool:
+    """Whether other code supplies a variable's value: the loop state of Keras' `fit`."""
+    return all(variable.is_withheld_from(one) for one in (restore_new_variables, _use_of_attribute))
+
+
 def restore_new_variables(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
     """Restores the variables that were created after `Checkpoint.restore`; called before a variable is read.
 
@@ -290,9 +325,7 @@ def restore_new_variables(asking: Variable | None = None, checkpoint: Waiting | 
         try:
             # Excludes the variables that Keras' `fit` carries as loop state: their storage still contains the initial
             # value, but their current value is in the loop.
-            new = [
-                (one, number) for one, number in _fresh.untouched() if not one.is_withheld_from(restore_new_variables)
-            ]
+            new = [(one, number) for one, number in _fresh.untouched() if not _is_withheld(one)]
             for variable, _ in new:
                 variable.release()
 
