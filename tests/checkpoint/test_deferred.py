@@ -847,3 +847,47 @@ def test_a_new_attribute_that_is_assigned_at_once_counts_as_restored(tmp_path):
     model.w.assign([7.0])
     status.assert_consumed()
     assert model.w.numpy().tolist() == [7.0]
+
+
+class _FlexibleDense(tf.Module):
+    """As in TensorFlow's guide to modules: the first call creates the variable."""
+
+    def __init__(self, out_features):
+        super().__init__()
+        self.is_built, self.out_features = False, out_features
+
+    def __call__(self, x):
+        if not self.is_built:
+            self.w = tf.Variable(tf.ones([x.shape[-1], self.out_features]))
+            self.is_built = True
+        return x @ self.w
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["part", "nested"])
+def test_numbers_of_a_module_that_is_not_built_are_configuration(tmp_path, nested):
+    def program():
+        module = _FlexibleDense(3)
+        return Checkpoint(model=types.SimpleNamespace(inner=module) if nested else module), module
+
+    x = jnp.ones((1, 2))
+    checkpoint, module = program()
+    module(x)
+    module.w.assign(5.0 * module.w)
+    CheckpointManager(checkpoint, tmp_path).save(1)
+    checkpoint, module = program()
+    manager = CheckpointManager(checkpoint, tmp_path)
+    assert manager.restore_latest(partial=True) == 1
+    assert module(x).tolist() == [[10.0, 10.0, 10.0]]
+    manager.restored.assert_consumed()
+
+
+def test_a_number_beside_saved_arrays_is_reported_as_missing(tmp_path):
+    class Statistics:
+        def __init__(self):
+            self.mean = jnp.zeros(2)
+
+    path = Checkpoint(statistics=Statistics()).save(tmp_path / "c")
+    statistics = Statistics()
+    statistics.count = 0
+    status = Checkpoint(statistics=statistics).restore(path).expect_partial()
+    assert status.missing == ("statistics/count",)

@@ -69,6 +69,7 @@ class Graph:
         traced: The names of tracers, which have no value that could be saved.
         recent: The names of state that checkpoints of earlier versions do not have.
         shared: The names of the state that optimizers keep once for a group of variables.
+        holders: The names of the objects around each number, outermost first.
     """
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
@@ -85,6 +86,7 @@ class Graph:
     traced: list[str] = dataclasses.field(default_factory=list)
     recent: set[str] = dataclasses.field(default_factory=set)
     shared: set[str] = dataclasses.field(default_factory=set)
+    holders: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def refuse_unsaved(self, called: str) -> None:
         """Raises an error if the state includes a single replica's copy of a variable, or if an array cannot be saved.
@@ -196,7 +198,6 @@ class _Walk:
         self.graph = Graph()
         self._outside = outside
         self._names = self.graph.names
-        self._held: dict[str, tuple[str, ...]] = {}
         self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
         self._queue.extend((part, _zone_of(part, _Zone(numbers=False))) for part in of_root)
         self._late: deque[tuple[Part, _Zone]] = deque()  # partials: what is in other objects too has its name there
@@ -257,7 +258,7 @@ class _Walk:
     def _visit_number(self, part: Part, zone: _Zone) -> None:
         if zone.numbers:
             self._add(part.name, NumberLeaf(part.place, is_nested=zone.is_inner or len(zone.holders) > 1))
-            self._held[part.name] = zone.holders
+            self.graph.holders[part.name] = zone.holders
 
     def _visit_parts(self, part: Part, zone: _Zone) -> None:
         name, value = part.name, part.value
@@ -432,9 +433,9 @@ class _Walk:
     def _drop_configuration(self) -> None:
         """Removes numbers in objects that hold variables: such numbers are configuration, not state."""
         stateful = [name for name, leaf in self.graph.leaves.items() if isinstance(leaf, (VariableLeaf, KerasLeaf))]
-        owners = {holder for holders in self._held.values() for holder in holders}
+        owners = {holder for holders in self.graph.holders.values() for holder in holders}
         models = {owner for owner in owners if any(name.startswith(f"{owner}/") for name in stateful)}
-        for name, holders in self._held.items():
+        for name, holders in self.graph.holders.items():
             if not models.isdisjoint(holders):
                 del self.graph.leaves[name]
                 self.graph.recent.discard(name)

@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from mirrored.checkpoint.graph import Graph, paths_to
@@ -106,8 +106,9 @@ def match(graph: Graph, manifest: Manifest) -> Match:
             misfits.append(Misfit(name, source, manifest.leaves[source], leaf.outline()))
     # Checkpoints do not have the learning rate of an optimizer that was not built or that has a schedule.
     optional = {name for name in missing if isinstance(graph.leaves[name], RateLeaf)}
+    optional |= _configuration(graph, missing, others, manifest)
     missing = [name for name in missing if name not in optional]
-    nested = {name for name, leaf in graph.leaves.items() if isinstance(leaf, NumberLeaf) and leaf.is_nested}
+    nested = {name for name, leaf in graph.leaves.items() if isinstance(leaf, NumberLeaf) and leaf.is_nested} - optional
     if nested.issubset(missing):  # a checkpoint of an earlier version, which did not save them
         missing = [name for name in missing if name not in nested]
     recent = graph.recent - optional
@@ -117,6 +118,35 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     unexpected = tuple(name for name in manifest.leaves if name not in used)
     here = {name: leaf.outline() for name, leaf in graph.leaves.items() if name not in optional}
     return Match(pairs, tuple(missing), unexpected, tuple(misfits), manifest.leaves, here, tuple(groups.joined))
+
+
+def _configuration(
+    graph: Graph, missing: Iterable[str], others: Mapping[str, list[str]], manifest: Manifest
+) -> set[str]:
+    """Returns the numbers among `missing` that are configuration in the checkpoint: attributes of a model.
+
+    An object that creates its variables in its first call has numbers alone before it. In the checkpoint it has
+    variables, and its numbers are not saved.
+    """
+    numbers = [name for name in missing if graph.holders.get(name)]
+    if not numbers:
+        return set()
+    saved = manifest.leaves
+    models = _around(name for name in saved if saved[name].is_array)
+    models -= _around(name for name in saved if saved[name].kind == "number")
+    others_here = _around(name for name, leaf in graph.leaves.items() if not isinstance(leaf, NumberLeaf))
+    found = {
+        holder: holder not in others_here
+        and any(resolve(path, manifest) in models for path in paths_to(holder, others))
+        for holder in {holder for name in numbers for holder in graph.holders[name]}
+    }
+    return {name for name in numbers if any(found[holder] for holder in graph.holders[name])}
+
+
+def _around(names: Iterable[str]) -> set[str]:
+    """Returns the names of all objects around the values with the given names."""
+    parts = [name.split("/") for name in names]
+    return {"/".join(one[:length]) for one in parts for length in range(1, len(one))}
 
 
 def _is_counter(name: str, saved: Saved) -> bool:
