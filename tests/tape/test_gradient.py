@@ -442,6 +442,32 @@ def test_stop_recording(x):
         tape.stop_recording().__enter__()
 
 
+def test_stop_recording_checks_the_tape_where_its_block_begins(x):
+    tape = GradientTape(persistent=True)
+    paused = tape.stop_recording()
+    with tape:
+        tape.watch(x)
+        with paused:
+            y = x * x
+        z = x * x
+        paused = tape.stop_recording()
+    assert (tape.gradient(y, x), float(tape.gradient(z, x))) == (None, 6.0)
+    with pytest.raises(RuntimeError, match="Trying to stop recording a tape which is not recording"):
+        paused.__enter__()
+
+
+def test_stop_recording_decorates_a_function(x):
+    with GradientTape() as tape:
+        tape.watch(x)
+
+        @tape.stop_recording()
+        def squared():
+            return x * x
+
+        y = squared() * squared() * x
+    assert float(tape.gradient(y, x)) == 81.0
+
+
 @pytest.mark.parametrize("how", ["stop_recording", "entering again"])
 def test_recording_goes_on_while_an_inner_tape_is_open(x, how):
     v = Variable(3.0)

@@ -110,3 +110,20 @@ def test_a_traced_replica_does_not_assign_a_variable_of_a_strategy(strategy: Any
     assert float(v) == 0.0
     strategy.run(function)
     assert float(v) == 1.0
+
+
+def test_it_decorates_a_function() -> None:
+    """The state is that of each call, not that of the decoration."""
+    v = tf.Variable(1.0)
+
+    @tf.init_scope()
+    def doubled(depth: int) -> float:
+        return doubled(depth - 1) if depth else 2.0 * float(v)
+
+    @tf.function
+    def step() -> Any:
+        v.assign_add(1.0)
+        return tf.constant(doubled(1))
+
+    assert doubled(1) == 2.0
+    assert [float(step()), float(v)] == [2.0, 2.0]

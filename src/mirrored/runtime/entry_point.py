@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, ContextDecorator
+from typing import Any, Self, TypeVar
 
 from mirrored._jax.source_lines import hides_frames, is_interrupt
 from mirrored._jax.traces import current_trace, eval_trace, put_trace, restore_thread_state, thread_state
@@ -43,21 +43,30 @@ def entry_point(function: F) -> F:
     return hides_frames(restoring(function))
 
 
-class _EagerlyWithin:
-    """Context manager of `eagerly_within`; an interrupt, such as Ctrl-C, at its entry or exit restores both.
+class EagerlyWithin(ContextDecorator):
+    """Context manager that executes primitives immediately, and changes fields of this thread's context.
+
+    An interrupt, such as Ctrl-C, at its entry or exit restores both.
 
     A generator would not do: what interrupts the entry after its ``yield`` does not end it, and Python may finalize it
     much later, when it would replace the context of that moment.
     """
 
-    def __init__(self, changes: dict[str, Any]) -> None:
+    def __init__(self, **changes: Any) -> None:
         self._changes = changes
+
+    def _recreate_cm(self) -> Self:  # a function that it decorates may call itself
+        return type(self)(**self._changes)
+
+    def changes(self) -> dict[str, Any]:
+        """Returns the new values of the fields, where the block begins."""
+        return self._changes
 
     def __enter__(self) -> None:
         self._context, self._trace = thread.current, current_trace()
         try:
             put_trace(eval_trace)
-            thread.current = self._context.fork(**self._changes)
+            thread.current = self._context.fork(**self.changes())
         except BaseException:
             self.__exit__()
             raise
@@ -69,13 +78,8 @@ class _EagerlyWithin:
             thread.current = self._context
 
 
-def eagerly_within(**changes: Any) -> AbstractContextManager[None]:
-    """Executes primitives immediately, and changes fields of this thread's context, during a ``with`` block."""
-    return _EagerlyWithin(changes)
-
-
 def outside_of_everything() -> AbstractContextManager[None]:
     """Leaves this thread's scopes, runs, tapes and traces in a ``with`` block, so that assignments run immediately."""
-    return eagerly_within(
+    return EagerlyWithin(
         strategies=(), listeners=(), creators=(), store=None, replica=None, runner=None, interceptor=None
     )

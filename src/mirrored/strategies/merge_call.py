@@ -21,7 +21,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
 from mirrored.errors import MergeError, TapeError
 from mirrored.runtime.ambient import ReadListener, ambient, within
-from mirrored.runtime.entry_point import eagerly_within
+from mirrored.runtime.entry_point import EagerlyWithin
 from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
 from mirrored.runtime.merge import Given, Merge, is_outside, run_merge
 from mirrored.runtime.rollback import with_rollback
@@ -366,7 +366,7 @@ def _components_in_run(runner: ReplicaRunner, value: object) -> Sequence[Any]:
 
 
 def _eagerly(store: VariableStore | None) -> AbstractContextManager[None]:
-    return eagerly_within(store=store, runner=None)
+    return EagerlyWithin(store=store, runner=None)
 
 
 def _group_outside(runner: ReplicaRunner, components: Sequence[Any]) -> PerReplica:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
 from typing import Any, Self
 
@@ -161,13 +161,6 @@ class Recording:
 
         TensorFlow: the same.
         """
-        if self._trace.recorder is None:
-            raise TapeError(
-                "GradientTape.stop_recording",
-                found="Trying to stop recording a tape which is not recording.",
-                rule="stop_recording can be called only inside the tape's block, while it records",
-                remedy="remove the call: outside its block, a tape does not record",
-            )
         return _Paused(self)
 
     def reset(self) -> None:
@@ -298,7 +291,7 @@ class Recording:
         return self._trace.recorder is not None and self._recorder.key_of(value, self._trace) is not None
 
 
-class _Paused:
+class _Paused(ContextDecorator):
     """Context manager of `stop_recording`; a generator would not resume the tape if its entry is interrupted."""
 
     def __init__(self, tape: Recording) -> None:
@@ -306,6 +299,13 @@ class _Paused:
 
     def __enter__(self) -> None:
         tape = self._tape
+        if tape._trace.recorder is None:
+            raise TapeError(
+                "GradientTape.stop_recording",
+                found="Trying to stop recording a tape which is not recording.",
+                rule="stop_recording can be called only inside the tape's block, while it records",
+                remedy="remove the call: outside its block, a tape does not record",
+            )
         context, state, recorder = thread.current, thread_state(), tape._trace.recorder
         try:
             tape._stop()
@@ -327,7 +327,8 @@ class _Paused:
             raise
 
     def _resume(self) -> None:
-        unlisten(self._tape)
+        if self._tape in ambient().listeners:
+            unlisten(self._tape)
         if self._tape._entered:
             self._tape._start()
 

@@ -6,12 +6,13 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
 from mirrored.errors import DeviceError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.entry_point import eagerly_within
+from mirrored.runtime.entry_point import EagerlyWithin
 from mirrored.tf._config import LogicalDevice, get_soft_device_placement
 from mirrored.tf._device_spec import DeviceSpec
 from mirrored.topology.device_assignment import parse_name, resolve_device
@@ -63,10 +64,15 @@ def _found(device_name: str | jax.Device | LogicalDevice) -> jax.Device | None:
         return None
 
 
+class _InitScope(EagerlyWithin):
+    def changes(self) -> dict[str, Any]:
+        store = ambient().store
+        return {"store": None} if store is not None and store.captures else {}
+
+
 def init_scope() -> contextlib.AbstractContextManager[None]:
     """A context manager whose block runs eagerly, even while `tf.function` traces (`tf.init_scope`).
 
     The block reads and assigns the current values of variables.
     """
-    store = ambient().store
-    return eagerly_within(**{"store": None} if store is not None and store.captures else {})
+    return _InitScope()
