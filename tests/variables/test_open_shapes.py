@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import mirrored as mr
+import mirrored.tf as tf
 
 
 def open_variable(rows=2):
@@ -32,6 +33,20 @@ USES = {
     "assignment": lambda v: jnp.sum(v.assign(jnp.ones(v.component_shape))),
     "in a jitted helper": lambda v: jax.jit(lambda x: x * v.size)(1.0),
     "in a loop": lambda v: jax.lax.fori_loop(0, 1, lambda _, x: x + v.size, 0.0),
+}
+
+
+def in_init_scope(read):
+    def use(v):
+        with tf.init_scope():
+            return read(v).shape[0] * 3.0
+
+    return use
+
+
+USES |= {
+    "value read in init_scope": in_init_scope(lambda v: v.read_value()),
+    "NumPy array read in init_scope": in_init_scope(lambda v: v.numpy()),
 }
 
 

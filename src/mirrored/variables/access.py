@@ -130,6 +130,8 @@ def read_all(variables: Sequence[Variable]) -> list[Any]:
 def _read(variable: Variable, here: Ambient) -> Any:
     store = store_of(variable, here)
     check_readable(variable, store, here)
+    if here.shapes is not None and store is None:
+        variable.stored_shape()  # records its use: the trace contains what a `tf.init_scope` block has read
     if here.replica is None:
         if variable.per_replica:
             if here.runner is not None:  # it would reduce as many components as the run has replicas
