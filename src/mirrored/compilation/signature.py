@@ -162,7 +162,9 @@ def flatten_arguments(
         kwargs = dict(sorted(kwargs.items()))
     unplaced: set[int] = set()  # the components of values without devices, which may be committed to several devices
 
-    def is_one_leaf(value: object) -> bool:
+    def is_one_leaf(value: object) -> bool:  # JAX calls it for each node
+        if not isinstance(value, DistributedValues):
+            return value is None
         found = is_leaf(value, device_assignment)
         if isinstance(value, PerReplica) and not found:
             unplaced.update(map(id, value.values))
@@ -176,14 +178,16 @@ def flatten_arguments(
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica) and not leaf.is_placed and has_one_each(leaf, device_assignment):
             leaf = leaves[place] = PerReplica.of_components(leaf.values, device_assignment)
-        array = _array_of(movable(leaf) if id(leaf) in unplaced else leaf)
+        array = _array_of(movable(leaf) if unplaced and id(leaf) in unplaced else leaf)
         if array is None:
             key.append(_static_key(leaf))
             continue
-        _refuse_64_bits(array)
+        dtype, is_weak = _type_of(array)
+        if dtype.itemsize >= 8:
+            _refuse_64_bits(array)
         dynamic.append(place)
         arrays.append(array)
-        key.append((_layout_of(leaf), array.shape, *_type_of(array)))
+        key.append((_layout_of(leaf), array.shape, dtype, is_weak))
     return Arguments(treedef, leaves, dynamic, arrays, tuple(key), (args, kwargs))
 
 
@@ -335,7 +339,7 @@ def _refuse_64_bits(array: Any) -> None:
     Raises:
         ArgumentError: JAX has no arrays of this dtype here.
     """
-    if array.dtype.itemsize >= 8 and not keeps_dtype(array.dtype):
+    if not keeps_dtype(array.dtype):
         raise ArgumentError(
             "mirrored.function",
             found=f"an argument is an array {array.dtype}{list(array.shape)}, which was created in 64-bit mode",
@@ -352,7 +356,7 @@ def _layout_of(leaf: Leaf) -> Hashable:
     return leaf.num_replicas if isinstance(leaf, Mirrored) else None
 
 
-def _type_of(array: Any) -> tuple[Hashable, ...]:
+def _type_of(array: Any) -> tuple[Any, bool]:
     if isinstance(array, jax.Array):
         return (array.dtype, getattr(array, "weak_type", False))  # random keys have none
     return (array.dtype, False)
