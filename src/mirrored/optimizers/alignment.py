@@ -13,7 +13,7 @@ from mirrored.errors import DisagreementError
 from mirrored.optimizers.checks import Pair, no_gradients_error
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.variables import Variable
-from mirrored.variables.storage import distinct_names
+from mirrored.variables.storage import MADE_ALONE, distinct_names
 
 
 def aligned(
@@ -57,7 +57,7 @@ def _of_all_workers(
     Every worker must reduce the same arrays in the same order. A variable without a gradient here may have one on
     another worker.
     """
-    names = distinct_names(variables.values())
+    names = distinct_names(variables.values(), alone=MADE_ALONE)
     counts = Counter(one.common_name for one in variables.values() if one.number_of_name is None)
     # Names with the number of a variable in the job are exact; others are those of the same variables on all workers
     # only if all workers pass as many variables of the name.

@@ -41,7 +41,7 @@ from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.stacking import stack_components
 from mirrored.variables.state_lock import assign_all_stored, excuse
-from mirrored.variables.storage import distinct_names, donatable, placed, uncommitted
+from mirrored.variables.storage import MADE_ALONE, distinct_names, donatable, placed, uncommitted
 
 if TYPE_CHECKING:
     from mirrored.collectives.reduce_op import ReduceOp
@@ -378,7 +378,7 @@ class EagerRunner(ReplicaRunner):
     def _check_workers(self, entries: Sequence[StagedAssignment]) -> None:
         """Raises an error if the new value of a mirrored variable differs between processes."""
         mirrored: list[Any] = [entry.variable for entry in entries if not entry.variable.per_replica]
-        names, device = distinct_names(mirrored), self._device_of(0)
+        names, device = distinct_names(mirrored, alone=MADE_ALONE), self._device_of(0)
         check_equal(
             "Strategy.run",
             {f"mirrored variable {names[id(v)]!r}": _on_device(self.store.whole(v), device) for v in mirrored},

@@ -6,7 +6,7 @@ import abc
 import itertools
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -140,18 +140,26 @@ def _is_committed(value: object) -> bool:
 _serials = itertools.count()
 
 
-def distinct_names(variables: Iterable[VariableStorage]) -> dict[int, str]:
+MADE_ALONE: Final = " (made by each worker)"
+
+
+def distinct_names(variables: Iterable[VariableStorage], alone: str = "") -> dict[int, str]:
     """Returns a name for each variable, by `id`, which no other of them has and which is the same on all workers.
 
     Several variables of one name are numbered: those that all workers have created together in the order of all of them
     (`number_of_name`), so that workers may pass others of them; all others in the order of creation of those passed.
     `serial` itself can differ between workers: it also counts the variables that a worker creates alone.
+
+    Args:
+        variables: The variables.
+        alone: What is appended to the names of variables that a worker has created alone, so that they are not those of
+            variables that another worker passes.
     """
     names: dict[int, str] = {}
     taken: set[str] = set()
     for variable in sorted(variables, key=lambda one: (one.number_of_name is None, one.serial)):
-        number = variable.number_of_name or 1
-        while (name := _with_number(variable.common_name, number)) in taken:
+        number, end = (1, alone) if variable.number_of_name is None else (variable.number_of_name, "")
+        while (name := _with_number(variable.common_name + end, number)) in taken:
             number += 1
         taken.add(name)
         names[id(variable)] = name
