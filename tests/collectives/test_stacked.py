@@ -78,6 +78,16 @@ def test_means_along_an_axis() -> None:
     np.testing.assert_allclose(float(mean), 1 / 3, rtol=1e-15)
 
 
+@pytest.mark.parametrize("dtype", VALUES)
+def test_the_default_strategy_keeps_64_bits_along_an_axis(dtype: str) -> None:
+    number = np.dtype(dtype).type(VALUES[dtype])
+    with jax.enable_x64(True):
+        array = jnp.full(3, number, dtype)
+    total = mr.get_strategy().reduce("SUM", array, axis=0)
+    assert total.dtype == dtype
+    np.testing.assert_allclose(np.asarray(total), number * np.dtype(dtype).type(3), rtol=1e-15)
+
+
 def test_arrays_of_32_bits_are_reduced_in_32_bits() -> None:
     strategy = strategies()["one device"]
     value = strategy.run(lambda: jnp.ones(3))

@@ -96,8 +96,12 @@ def test_the_update_of_an_optimizer_is_refused():
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float64", 1 / 3), ("int64", 2**40 + 1)])
-def test_an_array_of_the_dtype_is_stored_unchanged(dtype, value, strategy):
+@pytest.mark.parametrize("is_weak", [False, True])
+def test_an_array_of_the_dtype_is_stored_unchanged(is_weak, dtype, value, strategy):
     plain, mirrored, array = wide(dtype), wide(dtype, strategy), array_of(dtype, value)
+    if is_weak:
+        with jax.enable_x64(True):
+            array = jnp.full(3, value)
     plain.assign(array)
     mirrored.assign(array)
     assert plain.numpy().tolist() == mirrored.numpy().tolist() == [value] * 3

@@ -22,6 +22,14 @@ def weakly_typed(array: jax.Array) -> jax.Array:
     return weak
 
 
+def not_weakly_typed(array: jax.Array) -> jax.Array:
+    """Returns the array with a type that is not weak, and with its 64 bits if it has them."""
+    if not getattr(array, "weak_type", False):
+        return array
+    with keeping_width_of([array]):
+        return array.astype(array.dtype)
+
+
 def keeping_width(dtype: str) -> contextlib.AbstractContextManager[object]:
     """Returns a context manager in which JAX keeps arrays of a 64-bit `dtype` instead of narrowing them to 32 bits."""
     return jax.enable_x64(True) if dtype in _WIDE else contextlib.nullcontext()

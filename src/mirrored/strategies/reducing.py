@@ -261,7 +261,8 @@ def _reduce_plain(strategy: Strategy, called: str, op: ReduceOp, leaf: object, a
     if axes is None:
         return reduced_alone(op, array)
     _check_axes(called, array.shape, axes)
-    return jnp.mean(floating(array), axes) if op is ReduceOp.MEAN else sum_along(array, axes)
+    with keeping_width_of([array]):
+        return jnp.mean(floating(array), axes) if op is ReduceOp.MEAN else sum_along(array, axes)
 
 
 def _reduce_all(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.array_types import not_weakly_typed
 from mirrored._jax.arrays import as_array
 from mirrored._typing import Operand
 from mirrored.errors import VariableError
@@ -79,7 +80,7 @@ class Assignment:
         if self.replaces and isinstance(value, jax.Array) and value.dtype == variable.dtype:
             if variable.per_replica:  # operations, which may be in 32 bits, make its stored value of the components
                 refuse_64_bits(variable, self.called)
-            return value.astype(value.dtype) if getattr(value, "weak_type", False) else value
+            return not_weakly_typed(value)
         check_kind(value, variable.dtype, self.called, variable.name)
         refuse_64_bits(variable, self.called)
         new = _COMBINE[self.method](old, as_array(value, variable.dtype))

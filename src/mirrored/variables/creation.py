@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from mirrored._jax import caches, distributed
-from mirrored._jax.array_types import keeping_width_of
+from mirrored._jax.array_types import keeping_width_of, not_weakly_typed
 from mirrored._jax.arrays import check_fit, is_key, new_array
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import NotConstant, Tracer, eager, evaluate
@@ -194,7 +194,7 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
         array = new_array(value, dtype)
         # A Python number gives a weakly typed array. Assigned values are not weakly typed, and the change of type would
         # cause one unnecessary retrace of every function that captures the variable.
-        return array.astype(array.dtype) if getattr(array, "weak_type", False) else array
+        return not_weakly_typed(array)
 
 
 def _evaluated(value: Any) -> Any:
