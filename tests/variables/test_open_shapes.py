@@ -9,6 +9,7 @@ import pytest
 
 import mirrored as mr
 import mirrored.tf as tf
+from mirrored.variables.open_shapes import OpenShapes
 
 
 def open_variable(rows=2):
@@ -156,3 +157,15 @@ def test_the_program_of_a_call_under_a_tape_is_for_the_current_shape():
         with mr.GradientTape() as tape:
             total = step()
         assert (float(total), tape.gradient(total, v).shape) == (6.0 * rows, (rows, 3))
+
+
+def test_a_repeated_call_looks_at_one_program(monkeypatch):
+    """It looked at the programs of all newer shapes first: 1 us for each, in every call."""
+    v = open_variable()
+    step = mr.function(lambda: jnp.sum(v.read_value()))
+    for rows in (2, 4, 6, 2):
+        v.assign(jnp.ones((rows, 3)))
+        step()
+    looks, changed = [], OpenShapes.changed
+    monkeypatch.setattr(OpenShapes, "changed", lambda shapes: looks.append(shapes) or changed(shapes))
+    assert (float(step()), step.trace_count, len(looks)) == (6.0, 3, 1)

@@ -84,7 +84,7 @@ class Function(Code):
         self._donate, self.steps_per_call, self._input_signature = donate, steps_per_call, input_signature
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, list[Program]] = {}  # newest first: see `retraces`
-        self._quick: dict[Hashable, list[Program]] = {}
+        self._quick: dict[Hashable, Program] = {}
         self._has_met_ragged = self._is_checked = self._takes_none = self._draws = False
         self._last: tuple[Arguments, Surroundings, OpenShapes] | None = None
         self._arguments: list[Arguments] = []
@@ -119,9 +119,9 @@ class Function(Code):
         quick = None if kwargs else quick_key(args, arrays)
         if quick is not None:
             quick = (quick, here.strategies, here.replica is None, trace_settings())
-            for program in self._quick.get(quick, ()):
-                if not program.shapes or program.shapes.changed() is None:
-                    return program(arrays)
+            program = self._quick.get(quick)
+            if program is not None and (not program.shapes or program.shapes.changed() is None):
+                return program(arrays)
         return self._call_by_key(args, kwargs, here, quick)
 
     def _call_by_key(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient, quick: Hashable) -> Any:
@@ -247,7 +247,7 @@ class Function(Code):
                     program = exempt_from_lock(lambda: self._traced(arguments, surroundings))
                     self._programs[key] = [program, *self._programs.get(key, ())]
         if quick is not None:
-            self._quick[quick] = self._programs[key]
+            self._quick[quick] = program
         return program
 
     def _undriven(self, arguments: Arguments, here: Ambient) -> Program:
