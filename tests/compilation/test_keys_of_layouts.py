@@ -99,6 +99,14 @@ def test_a_retrace_for_other_components_says_which() -> None:
     )
 
 
+@pytest.mark.parametrize("make", [lambda one: mr.Mirrored(one, 2), lambda one: mr.PerReplica([one, [1]])])
+def test_a_retrace_for_another_object_shows_the_values(make: Callable[[Any], Any]) -> None:
+    length = mr.function(lambda x: len(x.values))
+    old, new = make("old"), make("new")
+    length(old), length(new)
+    assert length.retrace_reason == f"<lambda> is traced again: argument [0] changed from {old!r} to {new!r}"
+
+
 def test_the_steps_of_one_call_take_values_without_devices() -> None:
     last = mr.function(lambda x: x.values[1], steps_per_call=2)
     batches = [mr.PerReplica([np.float32(k), np.float32(k + 1)]) for k in range(2)]

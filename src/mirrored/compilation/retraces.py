@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Final
 
 import jax
 
+from mirrored.values.distributed_values import DistributedValues
+
 if TYPE_CHECKING:
     from mirrored.compilation.signature import Arguments, Surroundings
     from mirrored.variables.open_shapes import OpenShapes
@@ -65,12 +67,13 @@ def difference(
         return f"the structure of the arguments changed from {old.treedef} to {new.treedef}"
     numbered = jax.tree_util.tree_unflatten(new.treedef, range(len(new.leaves)))
     paths = jax.tree_util.tree_flatten_with_path(numbered)[0]
-    for (path, _), before, after, leaf in zip(paths, old.leaf_keys, new.leaf_keys, new.leaves, strict=True):
+    for place, ((path, _), before, after) in enumerate(zip(paths, old.leaf_keys, new.leaf_keys, strict=True)):
         if before != after:
+            leaf = new.leaves[place]
             name = "argument " + "".join(str(key) for key in path[1:])
             is_number = isinstance(leaf, (bool, int, float, complex))
             hint = f"; a Python number is part of the program: pass jnp.asarray({leaf!r})" if is_number else ""
-            old_key, new_key = _described_key(before), _described_key(after)
+            old_key, new_key = _described_key(before, old.leaves[place]), _described_key(after, leaf)
             if old_key == new_key:
                 return f"{name}, {new_key}, holds the values of other replicas"
             return f"{name} changed from {old_key} to {new_key}{hint}"
@@ -93,8 +96,10 @@ def _difference_around(old: Surroundings, new: Surroundings, shapes: OpenShapes)
     return " and ".join(found)
 
 
-def _described_key(key: Hashable) -> str:
+def _described_key(key: Hashable, leaf: object) -> str:
     if isinstance(key, tuple) and len(key) == 4:
         weakly = "weakly typed " if key[3] is True else ""
         return f"{weakly}{key[2]}{list(key[1])}{' per replica' if hasattr(key[0], 'num_replicas') else ''}"
+    if isinstance(leaf, DistributedValues):  # its key describes the values' types, too
+        return repr(leaf)
     return repr(key[1]) if isinstance(key, tuple) and len(key) == 2 else repr(key)
