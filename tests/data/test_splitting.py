@@ -49,6 +49,15 @@ def test_padding_repeats_the_last_object(kind: Any) -> None:
         assert mask.sum() == 3
 
 
+@pytest.mark.parametrize(("dtype", "filling"), [(object, b""), ("U3", ""), ("float32", 0.0), ("datetime64[D]", 0)])
+def test_a_batch_without_examples_is_padded_with_values_of_its_dtype(dtype: Any, filling: Any) -> None:
+    """A batch of strings was padded with the integer 0."""
+    batch, mask = placement.pad(np.zeros((0, 2), dtype), 2, 4)
+    assert batch.dtype == dtype
+    assert batch.tolist() == np.full((4, 2), filling, dtype).tolist()
+    assert not mask.any()
+
+
 def test_padding_repeats_the_last_example() -> None:
     batch, _ = placement.pad(np.array([1.5, 2.5, 3.5]), 4)
     assert batch.tolist() == [1.5, 2.5, 3.5, 3.5]

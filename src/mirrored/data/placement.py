@@ -192,7 +192,8 @@ def check_last_batch(rule: str, called: str) -> None:
 
 def _filled(leaf: np.ndarray, padded: int) -> np.ndarray:
     if leaf.shape[0] == 0:
-        return np.zeros((padded, *leaf.shape[1:]), leaf.dtype)
+        # An array of objects has strings, as in `elements.pad_and_stack`; NumPy would fill it with the integer 0.
+        return np.full((padded, *leaf.shape[1:]), b"" if leaf.dtype == object else np.zeros((), leaf.dtype), leaf.dtype)
     out = aligned_empty((padded, *leaf.shape[1:]), leaf.dtype)
     # A slice, because an object that is itself a sequence would be spread over the rows.
     out[: leaf.shape[0]], out[leaf.shape[0] :] = leaf, leaf[-1:]
