@@ -10,6 +10,7 @@ import pytest
 
 from mirrored.data import Dataset
 from mirrored.errors import StructureError
+from mirrored.values.tensor_shape import TensorShape
 
 RAGGED = Dataset.range(1, 4).map(lambda n: np.full(n, n))
 PAIRS = RAGGED.map(lambda x: (x, x[0]))
@@ -53,3 +54,17 @@ def test_a_shape_of_another_number_of_dims_is_refused(dataset: Dataset, shapes: 
         list(batches)
     with pytest.raises(StructureError, match=f"for a leaf with {rank} dims"):
         _ = batches.element_spec
+
+
+@pytest.mark.parametrize("shape", [[4.0], ["4"], 4, "abc", TensorShape(None)], ids=repr)
+def test_what_is_no_shape_is_refused(shape: Any) -> None:
+    """It was an error of `zip` or of `operator.index`, which names neither the argument nor the rule."""
+    for to_boundary in (False, True):
+        buckets = RAGGED.bucket_by_sequence_length(
+            len, [4], [3, 3], padded_shapes=shape, pad_to_bucket_boundary=to_boundary
+        )
+        for batches in (RAGGED.padded_batch(2, shape), buckets):
+            with pytest.raises(StructureError, match="padded_shapes contains"):
+                list(batches)
+    with pytest.raises(StructureError, match="padded_shapes contains"):
+        _ = RAGGED.padded_batch(2, shape).element_spec

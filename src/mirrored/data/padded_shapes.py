@@ -12,6 +12,7 @@ import numpy as np
 from mirrored._jax.trees import Structure
 from mirrored._typing import PyTree
 from mirrored.errors import StructureError
+from mirrored.values.tensor_shape import TensorShape
 
 
 def padded_shapes_of(shapes: PyTree, treedef: Structure, called: str) -> list[Any]:
@@ -23,12 +24,34 @@ def padded_shapes_of(shapes: PyTree, treedef: Structure, called: str) -> list[An
     if _is_none_for_each(shapes, treedef.treedef):
         return [None] * treedef.num_leaves
     found = per_leaf(shapes, treedef, called, "padded_shapes", is_shape)
-    return [shape and tuple(None if size is None else operator.index(size) for size in shape) for shape in found]
+    return [checked_shape(shape, called) for shape in found]
+
+
+def checked_shape(shape: Any, called: str) -> tuple[int | None, ...] | None:
+    """Returns a padded shape as a tuple of integers and None; raises StructureError for what is no shape."""
+    if shape is None:
+        return None
+    try:
+        return tuple(None if size is None else operator.index(size) for size in shape)
+    except (TypeError, ValueError):  # no sizes, not a sequence, or a TensorShape of unknown rank
+        raise StructureError(
+            called,
+            found=f"padded_shapes contains {shape!r}",
+            rule="a padded shape must be a list or tuple of integers and None, or None",
+            remedy="pass None for a dim that varies, and None as the shape of a leaf all of whose dims vary",
+        ) from None
 
 
 def is_shape(part: object) -> bool:
     """Returns whether a part of a pytree is one padded shape: None, or a list or tuple of integers and None."""
-    return part is None or (isinstance(part, list | tuple) and all(size is None or _is_size(size) for size in part))
+    if part is None or _has_no_rank(part):  # the latter has no items, and is refused as a shape
+        return True
+    return isinstance(part, list | tuple) and all(size is None or _is_size(size) for size in part)
+
+
+def _has_no_rank(part: object) -> bool:
+    """Returns whether a part of a pytree is a `TensorShape` of unknown rank, which is a tuple without items."""
+    return isinstance(part, TensorShape) and part.rank is None
 
 
 def _is_size(size: object) -> bool:

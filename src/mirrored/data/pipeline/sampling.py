@@ -16,7 +16,7 @@ from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import no_end
 from mirrored.data.elements import Element, own_element
-from mirrored.data.padded_shapes import is_shape
+from mirrored.data.padded_shapes import checked_shape, is_shape
 from mirrored.data.pipeline import indexed_sources, shuffling, stateful, transformations
 from mirrored.data.pipeline.iterators import Steps
 from mirrored.data.pipeline.nodes import Node
@@ -335,7 +335,7 @@ class Sampling(Steps):
         return self._then(stateful.TakenWhile(self._node, type(self).adapted(predicate)))
 
     def unique(self) -> Self:
-        """Removes duplicate elements; supports integers, booleans, bytes, and arrays of these."""
+        """Removes duplicate elements; supports integers, booleans, strings, and arrays of these."""
         return self._then(stateful.Unique(self._node))
 
     def assert_cardinality(self, expected_cardinality: int) -> Self:
@@ -384,7 +384,7 @@ class _BucketShapes:
             )
         size = self.bounds[bucket] - 1
         known = self.shapes if self.shapes is not None else specs.map_specs(lambda leaf: leaf.shape, self.node.spec)
-        filled = tree_map(lambda shape: _filled(shape, size), known, is_leaf=_is_shape)
+        filled = tree_map(lambda shape: _filled(shape, size, called), known, is_leaf=_is_shape)
         if filled == known:
             raise ArgumentError(
                 called,
@@ -399,8 +399,8 @@ def _is_shape(part: object) -> bool:
     return part is not None and is_shape(part)
 
 
-def _filled(shape: Sequence[int | None], size: int) -> tuple[int, ...]:
-    return tuple(size if dim in (None, -1) else dim for dim in shape)
+def _filled(shape: Sequence[int | None], size: int, called: str) -> tuple[int, ...]:
+    return tuple(size if dim in (None, -1) else dim for dim in checked_shape(shape, called) or ())
 
 
 def _uniform(seed: int | None, rerandomize: bool | None) -> shuffling.Uniform:
