@@ -61,9 +61,28 @@ def test_arrays_of_the_other_byte_order_are_tensors(dtype: str) -> None:
         assert [row.numpy().tolist() for row in made] == rows.tolist()
         assert all(row.dtype == tf.as_dtype(jax.dtypes.canonicalize_dtype(dtype[1:])) for row in made)
         assert [batch.numpy().tolist() for batch in made.padded_batch(2)] == [rows.tolist()]
+    seen: list[Any] = []
+    batches = dataset.batch(2)
+    list(batches.map(lambda batch: seen.append(batch.dtype == tf.as_dtype(dtype[1:])) or batch))
+    assert seen == [True]
+    assert dataset.element_spec.dtype == batches.element_spec.dtype == np.dtype(dtype[1:])
     assert tf.data.Dataset.from_tensors(rows).get_single_element().numpy().tolist() == rows.tolist()
     assert dataset.reduce(rows[0], lambda total, row: total + row).numpy().tolist() == [2, 5]
     assert next(iter(dataset.batch(2))).numpy().tolist() == rows.tolist()
+
+
+def test_a_mapped_file_of_the_other_byte_order_is_read_in_the_native_one(tmp_path: Path) -> None:
+    """Functions saw its dtype, which is equal to none of TensorFlow's."""
+    path = tmp_path / "rows"
+    np.arange(6, dtype=">i2").tofile(path)
+    rows = np.memmap(path, ">i2", "r", shape=(3, 2))
+    dataset = tf.data.Dataset.from_tensor_slices(rows)
+    for made in (dataset, dataset.batch(2), dataset.shuffle(3, seed=1).batch(2), dataset.batch(2).shuffle(2)):
+        seen: list[Any] = []
+        read = list(made.map(lambda row, seen=seen: seen.append(row.dtype == tf.int16) or row))
+        assert seen == [True] * len(read)
+        assert sorted(np.concatenate([row.numpy().ravel() for row in read]).tolist()) == list(range(6))
+        assert made.element_spec.dtype == np.int16
 
 
 def test_functions_and_generators_may_return_arrays_of_strings() -> None:

@@ -41,8 +41,13 @@ class HostBuffer(np.ndarray[Any, Any]):
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """Returns an uninitialised NumPy array whose memory `mirrored` allocates and aligns to 64 bytes."""
+    """Returns an uninitialised NumPy array whose memory `mirrored` allocates and aligns to 64 bytes.
+
+    It has the native byte order, the only one that JAX and the dtypes of `mirrored.tf` have.
+    """
     kind = np.dtype(dtype)
+    if not kind.isnative:
+        kind = kind.newbyteorder("=")
     if kind.hasobject:
         return np.empty(shape, kind)
     size_bytes = math.prod(shape) * kind.itemsize

@@ -8,7 +8,7 @@ enter the pipeline (`own_element`), because a generator or a function may write 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
@@ -21,6 +21,8 @@ from mirrored.data.padded_shapes import check_rank, padded_shapes_of, per_leaf
 from mirrored.errors import ArgumentError, StructureError
 
 Element: TypeAlias = Any
+
+_OBJECT: Final = np.dtype(object)
 
 
 def snapshot(array: np.ndarray) -> np.ndarray:
@@ -40,6 +42,11 @@ def _is_mapped(array: object) -> bool:
             return True
         array = array.base
     return False
+
+
+def native(array: Any) -> Any:
+    """Returns an array or a NumPy scalar, or a copy in the native byte order, as of the rows of a mapped FITS file."""
+    return array if getattr(array, "dtype", _OBJECT).isnative else owned(array)
 
 
 def as_element(value: PyTree, called: str, narrow: bool = True) -> Element:
@@ -268,7 +275,8 @@ def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
         stop: int | None = positions.stop
         if positions.step < 0 and positions.stop < 0:
             stop = None
-        return batch[positions.start : stop : positions.step]
+        view: np.ndarray = native(batch[positions.start : stop : positions.step])
+        return view
     out = aligned_empty((len(positions), *batch.shape[1:]), batch.dtype)
     # mode="clip" lets NumPy write directly into `out`. The positions are in range by construction.
     np.take(batch, positions, axis=0, out=out, mode="clip")

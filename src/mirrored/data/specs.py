@@ -81,7 +81,8 @@ def spec_of(element: Element) -> Any:
     def leaf_spec(leaf: Leaf) -> ArraySpec:
         if isinstance(leaf, bytes):
             return ArraySpec((), np.dtype(object))
-        return ArraySpec(tuple(np.shape(leaf)), np.dtype(getattr(leaf, "dtype", object)))
+        dtype = np.dtype(getattr(leaf, "dtype", object))
+        return ArraySpec(tuple(np.shape(leaf)), dtype if dtype.isnative else dtype.newbyteorder("="))
 
     return tree_map(leaf_spec, element)
 

@@ -16,7 +16,7 @@ from mirrored._jax.trees import tree_map, with_new_containers
 from mirrored._typing import PyTree
 from mirrored.data.calling import close_each
 from mirrored.data.cursors import Cursor
-from mirrored.data.elements import Element, as_element, snapshot, stack, take
+from mirrored.data.elements import Element, as_element, native, snapshot, stack, take
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.nodes import (
     CursorNode,
@@ -119,7 +119,7 @@ class ArraySource(MemorySource):
 
     def item(self, index: int) -> Element:
         """Returns the slice ``array[index]`` of every array."""
-        return tree_map(lambda leaf: leaf[index], self.arrays)
+        return tree_map(lambda leaf: native(leaf[index]), self.arrays)
 
     def rows(self, positions: range | np.ndarray) -> Element:
         """Returns the slices at the given indices as one batch; for a `range` of indices, a view of the arrays."""
