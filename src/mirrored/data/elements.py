@@ -64,8 +64,7 @@ def as_element(value: PyTree, called: str, narrow: bool = True) -> Element:
         StructureError: A leaf is not an array.
     """
     if isinstance(value, np.ndarray | np.generic | bytes):
-        refuse_masked(value)
-        return value
+        return _as_bytes(value)
     if value is None:
         raise StructureError(
             called,
@@ -92,8 +91,9 @@ def handed_out(element: Element) -> Element:
 
 
 def _leaf(leaf: object, called: str, narrow: bool) -> Any:
-    if isinstance(leaf, np.ndarray | np.generic | bytes) or getattr(leaf, "is_dataset", False):
-        refuse_masked(leaf)
+    if isinstance(leaf, np.ndarray | np.generic | bytes):
+        return _as_bytes(leaf)
+    if getattr(leaf, "is_dataset", False):
         return leaf
     if isinstance(leaf, str):
         return leaf.encode()
@@ -101,6 +101,19 @@ def _leaf(leaf: object, called: str, narrow: bool) -> Any:
         array = _array(leaf, called)
         return narrowed(array) if narrow and not has_wide_items(leaf, array) else array
     return _array(leaf, called)
+
+
+def _as_bytes(value: np.ndarray | np.generic | bytes) -> Any:
+    """Returns an array with each `str` object in it encoded, as in a column of pandas; other values are unchanged."""
+    refuse_masked(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OT":
+        items = value.ravel().tolist()
+        if any(isinstance(item, str) for item in items):
+            encoded = np.empty(len(items), object)
+            for place, item in enumerate(items):  # one by one, because an item may be a sequence
+                encoded[place] = item.encode() if isinstance(item, str) else item
+            return encoded.reshape(value.shape)
+    return value
 
 
 def _array(leaf: object, called: str) -> np.ndarray:
@@ -203,8 +216,9 @@ def _names(element: Element) -> list[str]:
 
 def _stacked(column: list[Any], name: str, called: str) -> np.ndarray:
     first = column[0]
-    if isinstance(first, bytes):
-        return np.array(column, object)
+    if isinstance(first, bytes) or (isinstance(first, str) and any(isinstance(leaf, bytes) for leaf in column)):
+        # A string of an array of dtype U stays one, unless others in the batch are bytes.
+        return np.array([leaf.encode() if isinstance(leaf, str) else leaf for leaf in column], object)
     shape, dtype = np.shape(first), _dtype_with_room(column)
     for index, leaf in enumerate(column):
         if np.shape(leaf) != shape or not _has_dtype(leaf, dtype):
@@ -224,7 +238,7 @@ def _dtype_with_room(column: list[Any]) -> np.dtype[Any]:
     dtype: np.dtype[Any] = column[0].dtype
     if dtype.kind not in "SU":
         return dtype
-    return np.result_type(*[leaf.dtype for leaf in column if getattr(leaf, "dtype", dtype).kind == dtype.kind])
+    return np.result_type(*[leaf.dtype for leaf in column if getattr(leaf, "dtype", _OBJECT).kind == dtype.kind])
 
 
 def _has_dtype(leaf: Any, dtype: np.dtype[Any]) -> bool:

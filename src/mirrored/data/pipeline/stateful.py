@@ -166,14 +166,15 @@ class Unique(StatefulStep):
 def _identity(element: Element) -> Any:
     if isinstance(element, bytes):
         return element
-    if not isinstance(element, np.ndarray | np.generic) or element.dtype.kind not in "iubO":
+    if not isinstance(element, np.ndarray | np.generic) or element.dtype.kind not in "iubOSU":
         raise StructureError(
             "Dataset.unique",
             found=f"the element {specs.spec_of(element)}",
-            rule="each element passed to unique must be one array of integers, booleans or bytes",
+            rule="each element passed to unique must be one array of integers, booleans or strings",
             remedy="map them to such a key; floating-point numbers are rarely equal",
         )
-    return element.shape, tuple(element.ravel()) if element.dtype.hasobject else element.tobytes()
+    # The bytes of equal strings differ if their dtypes have other lengths.
+    return element.shape, tuple(element.ravel().tolist()) if element.dtype.kind in "OSU" else element.tobytes()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
