@@ -254,6 +254,36 @@ def test_the_size_of_the_first_batch_fills_no_cache() -> None:
     assert seen == [0, 12, 16, 20, 0, 4, 8]
 
 
+STEPS_BEHIND_GENERATORS: dict[str, Callable[[Dataset], Dataset]] = {
+    "filter": lambda d: d.filter(every),
+    "shuffle": lambda d: d.shuffle(1),
+    "take, repeat": lambda d: d.take(99).repeat(1),
+    "random_map": lambda d: d.random_map(lambda x, rng: x),
+    "ignore_errors": lambda d: d.ignore_errors(),
+    "take_while": lambda d: d.take_while(every),
+    "enumerate": lambda d: d.enumerate().map(lambda i, x: x),
+    "zip": lambda d: Dataset.zip((d, generated(2))).map(lambda x, y: x),
+}
+
+
+@pytest.mark.parametrize("name", STEPS_BEHIND_GENERATORS)
+def test_batches_of_the_same_size_are_not_computed_again(name: str) -> None:
+    """Their examples were counted, so that `map` was called for each batch before the position."""
+    seen: list[int] = []
+
+    def batches() -> Dataset:
+        return STEPS_BEHIND_GENERATORS[name](generated(2)).map(lambda x: (seen.append(int(x[0])), x)[1])
+
+    saved, restored = (iter(strategy_of(1).experimental_distribute_dataset(batches())) for _ in range(2))
+    for _ in range(8):
+        next(saved)
+    state = json.loads(json.dumps(saved.get_state()))
+    seen.clear()
+    restored.set_state(state)
+    assert numbers(next(restored), strategy_of(1)) == [16, 17]
+    assert set(seen) <= {0, 16, 18, 20, 22}
+
+
 def from_file(size: int, rewinds: bool) -> Dataset:
     """24 numbers from a file that all generators of the dataset share, `size` in each element."""
     file = io.BytesIO(bytes(range(24)))

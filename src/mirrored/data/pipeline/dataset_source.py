@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 from mirrored._jax import distributed
 from mirrored._jax.trees import tree_map
@@ -16,14 +16,32 @@ from mirrored.data.options import AutoShardPolicy
 from mirrored.data.pipeline.batching import full_batches, is_batched
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.file_sharding import files_of_worker, without_caches
+from mirrored.data.pipeline.indexed_sources import MemorySource
 from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.nodes import Run, first_element, nodes
-from mirrored.data.pipeline.streams import IterableSource, Rebatched
-from mirrored.data.pipeline.transformations import Mapped, Mapping, Prefetched, Repeated
+from mirrored.data.pipeline.nodes import Node, Run, first_element, nodes
+from mirrored.data.pipeline.shuffling import Shuffled
+from mirrored.data.pipeline.stateful import Forgiving, TakenWhile
+from mirrored.data.pipeline.streams import Filtered, IterableSource, Rebatched
+from mirrored.data.pipeline.transformations import Mapping, Prefetched, Repeated, Sliced
+from mirrored.data.pipeline.zipping import Zipped
 from mirrored.data.placement import BATCH_DATASET, batch_size
 from mirrored.data.sources import Source, WorkerShare, elastic_job_error, register_kind
 from mirrored.data.specs import NoElementError, empty_batch
 from mirrored.errors import EndOfDataError, InputError, StructureError
+
+_ONE_FOR_ONE: Final = (
+    IterableSource,
+    MemorySource,
+    Mapping,
+    Zipped,
+    Prefetched,
+    Repeated,
+    Filtered,
+    Shuffled,
+    TakenWhile,
+    Forgiving,
+)
+"""Sources, and the steps each of whose elements is made of one element of each of their datasets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,36 +159,25 @@ class DatasetSource(Source):
         if state is None:
             return False
         counts = full is not None and state["count"] and is_batched(self.dataset.node) is None
-        source, functions = self._source_of_batches()
-        if source is None:
+        sources = [step for step in nodes(self.dataset.node) if isinstance(step, IterableSource)]
+        if not sources or not _has_first_of_sources(self.dataset.node):
             # A position counts batches. If their size differs, or is not known, the examples are counted instead.
             return iterator.restore(state, again=counts and self._first_size(iterator, state) != full)
-        source.take_first()  # of an earlier position
+        for source in sources:
+            source.take_first()  # of an earlier position
         too_short: InputError | None = None
         try:
             if not iterator.restore(state):
                 return False
         except InputError as error:
             too_short = error  # of the same examples there are fewer batches if these are larger
-        size = _size_after(functions, source.take_first())
-        if counts and size not in (None, full):
+        # Restoring has read the sources again from their first elements, without the functions of later steps.
+        size = _size_read_again(self.dataset.node)
+        if counts and size != full and (size is not None or too_short is None):
             return iterator.restore(state, again=True)
         if too_short is not None:
             raise too_short
         return True
-
-    def _source_of_batches(self) -> tuple[IterableSource | None, list[Mapped]]:
-        """Returns the user iterable that yields the batches (or None), and the pipeline's final `map` operations.
-
-        Restoring a position reads the iterable again from its first element.
-        """
-        node = self.dataset.node
-        functions: list[Mapped] = []
-        while isinstance(node, Mapped | Prefetched | Repeated):
-            if isinstance(node, Mapped):
-                functions.insert(0, node)
-            node = node.parent
-        return (node if isinstance(node, IterableSource) else None), functions
 
     def _first_size(self, iterator: DatasetIterator, state: dict[str, Any]) -> int | None:
         """Returns the size of the first batch of the pass that saved `state`; None if this batch cannot be read safely.
@@ -222,16 +229,36 @@ def _agreed_batch_size(called: str, size: int | None, error: Exception | None) -
     return max((theirs for theirs, _ in everyone if theirs), default=None)
 
 
-def _size_after(functions: Sequence[Mapped], first: Element | None) -> int | None:
-    """Applies `map` operations to the element `first`, and returns the resulting batch's size; None if unknown."""
-    if first is None:
-        return None
+def _has_first_of_sources(node: Node) -> bool:
+    """Returns whether the first elements of a dataset's sources determine the size of its first batch."""
+    known = isinstance(node, _ONE_FOR_ONE) or (isinstance(node, Sliced) and bool(node.stop))
+    return known and all(map(_has_first_of_sources, node.parents))
+
+
+def _size_read_again(node: Node) -> int | None:
+    """Returns the size of a batch made of the first elements of the sources, which a position has read again.
+
+    A second iterator of a user's iterable may share a file handle or a connection with the one that is restored.
+
+    Returns:
+        The size; None if it is unknown.
+    """
     try:
-        for node in functions:
-            first = node.function_of(Run())(0, first)
-        return batch_size(first)
+        return batch_size(_read_again(node))
     except Exception:  # the iteration raises it, or this element has been left out
         return None
+
+
+def _read_again(node: Node) -> Element:
+    if isinstance(node, IterableSource):
+        return node.take_first()
+    if isinstance(node, MemorySource):
+        return node.item(0)
+    elements = [_read_again(parent) for parent in node.parents]
+    if isinstance(node, Zipped):
+        return node.treedef.unflatten(elements)
+    # `filter` and `shuffle` may leave out the first element, or move it; its size is that of the others.
+    return node.function_of(Run())(0, elements[0]) if isinstance(node, Mapping) else elements[0]
 
 
 def source_of_arrays(arrays: PyTree, examples_per_batch: int) -> Source:
