@@ -106,7 +106,7 @@ def _leaf(leaf: object, called: str, narrow: bool) -> Any:
 def _as_bytes(value: np.ndarray | np.generic | bytes) -> Any:
     """Returns an array with each `str` object in it encoded, as in a column of pandas; other values are unchanged."""
     refuse_masked(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "OT":
+    if isinstance(value, np.ndarray) and value.dtype.kind in ("O", "T"):
         items = value.ravel().tolist()
         if any(isinstance(item, str) for item in items):
             encoded = np.empty(len(items), object)
