@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
+from typing import ClassVar
 
 import pytest
 
@@ -301,3 +302,45 @@ def test_a_list_that_a_branch_changes_is_reported_once(caplog):
     (record,) = caplog.records
     assert "`append` changes a list" in record.getMessage()
     assert calls == ["positive"] * 2
+
+
+class Slots:
+    __slots__ = ("items",)
+    shared: ClassVar = [0.0, 5.0]
+
+    def __init__(self):
+        self.items = [0.0, 5.0]
+
+
+SETTINGS = types.ModuleType("settings")
+SETTINGS.items = [0.0, 5.0]
+
+
+def in_slots(x, one):
+    if x > 0:
+        one.items[1] = x
+    return one.items
+
+
+def in_a_class(x, one):
+    if x > 0:
+        one.shared[1] = x
+    return Slots.shared
+
+
+def in_a_module(x, one):
+    if x > 0:
+        SETTINGS.items[1] = x
+    return SETTINGS.items
+
+
+@pytest.mark.parametrize("function", [in_slots, in_a_class, in_a_module])
+def test_changed_objects_are_found_wherever_they_are(function):
+    def f(x):
+        Slots.shared[1] = SETTINGS.items[1] = 5.0
+        y = function(x, Slots())[1] * 1.0
+        Slots.shared[1] = SETTINGS.items[1] = 5.0
+        return y
+
+    for x in (-1.0, 2.0):
+        assert float(tf.function(f)(tf.constant(x))) == (5.0 if x < 0 else x)

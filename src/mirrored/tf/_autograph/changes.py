@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import gc
 import sys
 import threading
 import types
@@ -29,7 +29,7 @@ from mirrored.tf._errors import InvalidArgumentError
 
 _MOST_OBJECTS = 20_000  # objects that the search for a changed object visits at most
 _CONTAINERS: Final = (list, dict, np.ndarray)
-_PLAIN: Final = (jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type, type(None), types.ModuleType)
+_PLAIN: Final = (jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type(None), types.CodeType)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,12 +204,13 @@ class _Items:
 def _reachable(body: Callable[..., object], wanted: set[int]) -> set[int]:
     """Returns which of the objects with the given ids existed before the branch, which has been undone, was traced.
 
-    Such an object is referred to, directly or not, by a variable that the branch reads.
+    Such an object is referred to, directly or not, by a variable that the branch reads. Of modules, classes and global
+    names, only those are searched that the code of the converted functions names.
     """
     found: set[int] = set()
-    todo: deque[object] = deque([body])
+    todo: deque[Any] = deque([body])
     seen: set[int] = set()
-    modules: set[int] = set()  # ids of the global names of the converted functions
+    names: set[str] = set()
     while todo and found < wanted and len(seen) < _MOST_OBJECTS:
         one = todo.popleft()
         if id(one) in seen:
@@ -218,33 +219,21 @@ def _reachable(body: Callable[..., object], wanted: set[int]) -> set[int]:
         if id(one) in wanted:
             found.add(id(one))
         if isinstance(one, types.FunctionType) and "ag__" in one.__code__.co_freevars:
-            modules.add(id(one.__globals__))
-        todo.extend(_parts(one, modules))
+            names.update(_names(one.__code__))
+            todo.extend(one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__)
+        todo.extend(_parts(one, names))
     return found
 
 
-def _parts(one: Any, modules: set[int]) -> Iterable[object]:
-    """Returns the objects that an object refers to, also those to which a function in `modules` refers by name."""
-    if isinstance(one, types.CellType):
-        try:
-            return [one.cell_contents]
-        except ValueError:  # empty
-            return []
+def _parts(one: Any, names: set[str]) -> Iterable[object]:
+    """Returns the objects that an object refers to; of a module or a class, its attributes of the given names."""
     if isinstance(one, types.FunctionType):
-        values = one.__globals__
-        names = _names(one.__code__) if id(values) in modules else ()
-        return [*(one.__closure__ or ()), *(values[name] for name in names if name in values)]
-    if isinstance(one, types.MethodType):
-        return [one.__self__, one.__func__]
-    if isinstance(one, functools.partial):
-        return [one.func, *one.args, *one.keywords.values()]
-    if isinstance(one, _PLAIN):
-        return []
-    own = getattr(one, "__dict__", None)
-    attributes = list(own.values()) if isinstance(own, dict) else []
-    if isinstance(one, dict):
-        return [*one.values(), *attributes]
-    return [*one, *attributes] if isinstance(one, (list, tuple, set, frozenset, deque)) else attributes
+        return one.__closure__ or ()
+    if isinstance(one, types.ModuleType):
+        return [value for name, value in vars(one).items() if name in names]
+    if isinstance(one, type):
+        return [value for base in one.__mro__ for name, value in vars(base).items() if name in names]
+    return () if isinstance(one, _PLAIN) else gc.get_referents(one)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
