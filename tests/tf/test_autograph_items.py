@@ -344,3 +344,17 @@ def test_changed_objects_are_found_wherever_they_are(function):
 
     for x in (-1.0, 2.0):
         assert float(tf.function(f)(tf.constant(x))) == (5.0 if x < 0 else x)
+
+
+def test_an_item_that_a_branch_changes_in_an_inner_branch_and_then_itself():
+    def f(x):
+        a = [0.0, 5.0]
+        if x > 0:
+            if x > 1:
+                a[1] = x
+            a[1] = a[1] + 1.0
+        else:
+            a[0] = a[1] * 2.0
+        return a
+
+    assert [float(one) for one in tf.function(f)(tf.constant(2.0))] == [0.0, 3.0]

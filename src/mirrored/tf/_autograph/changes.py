@@ -135,7 +135,7 @@ class Changes:
         Objects that the branch has created itself stay as they are.
         """
         changed = [(place, old, place.read()) for record in self._records.values() for place, old in record.changed()]
-        for place, old, _ in changed:
+        for place, old, _ in reversed(changed):  # a place may have several records, the oldest first
             place.put(old)
         known = _reachable(self._body, {place.identity for place, _, _ in changed})
         for place, _, new in changed:
