@@ -358,3 +358,19 @@ def test_an_item_that_a_branch_changes_in_an_inner_branch_and_then_itself():
         return a
 
     assert [float(one) for one in tf.function(f)(tf.constant(2.0))] == [0.0, 3.0]
+
+
+def test_items_that_stay_as_they_are_are_not_shown():
+    class Key:
+        def __repr__(self):
+            raise AssertionError
+
+    keys = [Key(), Key()]
+
+    def f(x):
+        a = dict.fromkeys([*keys, "changed"], 0.0)
+        if x > 0:
+            a["changed"] = x
+        return a["changed"]
+
+    assert float(tf.function(f)(tf.constant(2.0))) == 2.0

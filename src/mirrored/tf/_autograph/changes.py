@@ -97,11 +97,13 @@ class _Record:
         owner, before = self.place.owner, self.before
         if isinstance(before, dict) and self.place.kind == "content":
             for key in {**before, **owner}:
-                place = self.place.item(key)
-                yield from self._if_changed(place, before.get(key, Undefined(place.name)))
+                if key not in before or key not in owner or before[key] is not owner[key]:
+                    place = self.place.item(key)
+                    yield from self._if_changed(place, before.get(key, Undefined(place.name)))
         elif isinstance(before, list) and self.place.kind == "content" and len(owner) == len(before):
-            for i, old in enumerate(before):
-                yield from self._if_changed(self.place.item(i), old)
+            for i, (old, now) in enumerate(zip(before, owner, strict=True)):
+                if now is not old:
+                    yield from self._if_changed(self.place.item(i), old)
         elif not isinstance(before, np.ndarray) or not np.array_equal(owner, before):
             yield from self._if_changed(self.place, before)
 
