@@ -6,6 +6,7 @@ import logging
 import types
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 import mirrored.tf as tf
@@ -374,3 +375,48 @@ def test_items_that_stay_as_they_are_are_not_shown():
         return a["changed"]
 
     assert float(tf.function(f)(tf.constant(2.0))) == 2.0
+
+
+class WriteOnly:
+    def __setitem__(self, key, value):
+        assert key == 1
+
+
+class ReadLater:
+    def __getitem__(self, key):
+        raise RuntimeError("not yet")
+
+    __setitem__ = WriteOnly.__setitem__
+
+
+@pytest.mark.parametrize("owner", [WriteOnly(), ReadLater()], ids=["write only", "read later"])
+def test_items_of_an_object_that_does_not_show_them(owner):
+    def f(x):
+        if x > 0:
+            owner[1] = 3.0
+            x = x * 2.0
+        return x
+
+    assert [float(tf.function(f)(tf.constant(x))) for x in (-1.0, 2.0)] == [-1.0, 4.0]
+
+
+@pytest.mark.parametrize("kind", [np.float32, object])
+def test_items_of_numpy_arrays_that_become_what_they_were(kind):
+    def f(x):
+        a = np.array([np.nan, 5.0], kind)
+        if x > 0:
+            a[0] = np.nan
+            x = x * 2.0
+        return x
+
+    assert [float(tf.function(f)(tf.constant(x))) for x in (-1.0, 2.0)] == [-1.0, 4.0]
+
+
+def test_tensors_in_a_numpy_array_of_objects():
+    def f(x):
+        a = np.array([0.0, 5.0], object)
+        if x > 0:
+            a[1] = x
+        return a[1]
+
+    assert [float(tf.function(f)(tf.constant(x))) for x in (-1.0, 2.0)] == [5.0, 2.0]

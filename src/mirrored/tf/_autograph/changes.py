@@ -28,7 +28,6 @@ from mirrored.tf._autograph.state import is_undefined
 from mirrored.tf._errors import InvalidArgumentError
 
 _MOST_OBJECTS = 20_000  # objects that the search for a changed object visits at most
-_CONTAINERS: Final = (list, dict, np.ndarray)
 _PLAIN: Final = (jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type(None), types.CodeType)
 
 
@@ -63,7 +62,7 @@ class Place:
         """Sets the value, and records the former one for the branch or the loop body around this one."""
         if _threads.changes:
             _threads.changes[-1].note(self)
-        if isinstance(self.owner, np.ndarray) and any(isinstance(leaf, Tracer) for leaf in tree_flatten(value)[0]):
+        if _is_buffer(self.owner) and any(isinstance(leaf, Tracer) for leaf in tree_flatten(value)[0]):
             raise InvalidArgumentError.of(
                 self.name,
                 found="items of a NumPy array are assigned where a tensor decides whether they are",
@@ -104,7 +103,7 @@ class _Record:
             for i, (old, now) in enumerate(zip(before, owner, strict=True)):
                 if now is not old:
                     yield from self._if_changed(self.place.item(i), old)
-        elif not isinstance(before, np.ndarray) or not np.array_equal(owner, before):
+        elif not isinstance(before, np.ndarray) or owner.tobytes() != before.tobytes():  # NaN equals NaN
             yield from self._if_changed(self.place, before)
 
     @staticmethod
@@ -127,9 +126,10 @@ class Changes:
         self.depth = depth()
 
     def note(self, place: Place) -> None:
-        """Records the value of a place, unless an earlier value of it is recorded."""
+        """Records the value of a place, unless an earlier value of it is recorded, or the owner refuses to show it."""
         if place not in self._records:
-            self._records[place] = _Record(place, place.read())
+            with contextlib.suppress(Exception):  # from the user's `__getitem__` or property
+                self._records[place] = _Record(place, place.read())
 
     def found(self) -> dict[Place, Any]:
         """Returns the changed places with their new values, and undoes the changes.
@@ -174,11 +174,16 @@ def changing(owner: Any, attribute: str | None, name: str) -> Any:
         return owner
     frame = sys._getframe(1)
     name = f"{name} at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    if attribute is None and not isinstance(owner, _CONTAINERS):
+    if attribute is None and not (isinstance(owner, (list, dict)) or _is_buffer(owner)):
         return _Items(owner, name) if hasattr(type(owner), "__setitem__") else owner
     kind: Literal["attribute", "content"] = "content" if attribute is None else "attribute"
     _threads.changes[-1].note(Place(owner, kind, attribute, name, id(owner)))
     return owner
+
+
+def _is_buffer(owner: object) -> bool:
+    """Returns whether an object is a NumPy array that can hold no tensors."""
+    return isinstance(owner, np.ndarray) and owner.dtype != object
 
 
 class _Items:
