@@ -420,3 +420,16 @@ def test_tensors_in_a_numpy_array_of_objects():
         return a[1]
 
     assert [float(tf.function(f)(tf.constant(x))) for x in (-1.0, 2.0)] == [5.0, 2.0]
+
+
+def test_a_tensor_array_that_is_an_item():
+    def f(x):
+        a = {"rows": tf.TensorArray(tf.float32, 2)}
+        for i in tf.range(2):
+            a["rows"] = a["rows"].write(i, x)
+        b = {"rows": tf.TensorArray(tf.float32, 2).write(0, x).write(1, x)}
+        if x > 0:
+            b["rows"] = b["rows"].write(1, x * 2.0)
+        return tf.concat([a["rows"].stack(), b["rows"].stack()], 0)
+
+    assert tf.function(f)(tf.constant(2.0)).numpy().tolist() == [2.0, 2.0, 2.0, 4.0]

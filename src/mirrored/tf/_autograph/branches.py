@@ -177,7 +177,7 @@ def _joined(
     keys = dict.fromkeys(key for one in values for key in one)
     pieces: dict[str | Place, _Joint] = {}
     for key in keys:
-        first, second = (one[key] if isinstance(key, str) or key in one else key.read() for one in values)
+        first, second = (one[key] if isinstance(key, str) or key in one else uniform(key.read()) for one in values)
         pair = (_variable_as_tensor(first, second, blocks[0]), _variable_as_tensor(second, first, blocks[1]))
         pieces[key] = _Joint(statement, str(key), *_with_zeros_for_missing(statement, str(key), *pair))
 

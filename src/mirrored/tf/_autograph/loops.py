@@ -333,7 +333,9 @@ class _Attempt:
                 self._after = self._variables.get()
                 results = self._results()
                 self._variables.set(self._start)
-                self.changed = [one for one in changes.found() if not self._variables.is_known(one)]
+                found = changes.found()
+                Parts.of(tuple(found.values()))  # a TensorArray among them counts as used
+                self.changed = [one for one in found if not self._variables.is_known(one)]
             return results
 
         def holds(tensors: Sequence[Any]) -> Any:
