@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import types
 from typing import ClassVar
@@ -433,3 +434,17 @@ def test_a_tensor_array_that_is_an_item():
         return tf.concat([a["rows"].stack(), b["rows"].stack()], 0)
 
     assert tf.function(f)(tf.constant(2.0)).numpy().tolist() == [2.0, 2.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_loop_that_sets_other_items_in_each_trace(is_known):
+    def f(x):
+        numbers = iter(range(1000))
+        a = {}
+        for _ in tf.range(2 if is_known else tf.cast(x, tf.int32)):
+            a[next(numbers)] = x
+        return x
+
+    refused = pytest.raises(InvalidArgumentError, match="an item or attribute that only one of several traces")
+    with contextlib.nullcontext() if is_known else refused:  # a loop of known length is unrolled
+        assert float(tf.function(f)(tf.constant(2.0))) == 2.0

@@ -251,9 +251,11 @@ class _LoopVariables:
         set_state: SetState,
         names: Sequence[str],
         places: AbstractSet[Place] = frozenset(),
+        looks: int = 0,
     ) -> None:
         self._statement = statement
         self._places = places
+        self._looks = looks  # traces that found further places
         self.get, self.set, self.names = get_state, set_state, names
 
     def loop(
@@ -291,7 +293,14 @@ class _LoopVariables:
         raise type_mismatch_error(self._statement, self.names[0], "changes its type with every iteration")
 
     def _with(self, places: Sequence[Place]) -> _LoopVariables:
-        """Returns the loop variables together with items and attributes that the loop body changes."""
+        """Returns the loop variables together with items and attributes that the loop body changes.
+
+        Raises:
+            InvalidArgumentError: The body changes other places in each trace, so no trace knows all of them.
+        """
+        looks = self._looks + 1
+        if looks > _MOST_LOOKS:
+            raise self.error(str(places[0]), "is an item or attribute that only one of several traces of the body sets")
 
         def get() -> tuple[Any, ...]:
             return (*self.get(), *(place.read() for place in places))
@@ -302,7 +311,8 @@ class _LoopVariables:
             for place, value in zip(places, values[count:], strict=True):
                 place.write(value)
 
-        return _LoopVariables(self._statement, get, put, (*self.names, *map(str, places)), {*self._places, *places})
+        names = (*self.names, *map(str, places))
+        return _LoopVariables(self._statement, get, put, names, {*self._places, *places}, looks)
 
     def is_known(self, place: Place) -> bool:
         """Returns whether an item or attribute is one of the loop variables."""
