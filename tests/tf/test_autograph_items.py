@@ -307,11 +307,11 @@ def test_a_list_that_a_branch_changes_is_reported_once(caplog):
 
 
 class Slots:
-    __slots__ = ("items",)
+    __slots__ = ("held",)
     shared: ClassVar = [0.0, 5.0]
 
     def __init__(self):
-        self.items = [0.0, 5.0]
+        self.held = [*range(30_000)], [[0.0, 5.0]], [*range(30_000)]
 
 
 SETTINGS = types.ModuleType("settings")
@@ -320,8 +320,8 @@ SETTINGS.items = [0.0, 5.0]
 
 def in_slots(x, one):
     if x > 0:
-        one.items[1] = x
-    return one.items
+        one.held[1][0][1] = x
+    return one.held[1][0]
 
 
 def in_a_class(x, one):

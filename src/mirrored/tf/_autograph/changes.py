@@ -28,7 +28,6 @@ from mirrored.tf._autograph.state import is_undefined
 from mirrored.tf._errors import InvalidArgumentError
 
 _MOST_OBJECTS = 20_000  # objects that the search for a changed object visits at most
-_PLAIN: Final = (jax.Array, np.ndarray, np.generic, str, bytes, int, float, complex, type(None), types.CodeType)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,12 +222,13 @@ def _reachable(body: Callable[..., object], wanted: set[int]) -> set[int]:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        if id(one) in wanted:
-            found.add(id(one))
+        parts = list(_parts(one, names))
         if isinstance(one, types.FunctionType) and "ag__" in one.__code__.co_freevars:
-            names.update(_names(one.__code__))
-            todo.extend(one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__)
-        todo.extend(_parts(one, names))
+            own = list(_names(one.__code__))
+            names.update(own)
+            parts += [one.__globals__[name] for name in own if name in one.__globals__]
+        found.update(wanted.intersection(map(id, parts)))
+        todo.extend(filter(gc.is_tracked, parts))  # others, like numbers and texts, refer to no list, dict or array
     return found
 
 
@@ -240,7 +240,7 @@ def _parts(one: Any, names: set[str]) -> Iterable[object]:
         return [value for name, value in vars(one).items() if name in names]
     if isinstance(one, type):
         return [value for base in one.__mro__ for name, value in vars(base).items() if name in names]
-    return () if isinstance(one, _PLAIN) else gc.get_referents(one)
+    return () if isinstance(one, (types.CodeType, jax.Array)) else gc.get_referents(one)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
