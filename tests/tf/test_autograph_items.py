@@ -171,6 +171,20 @@ def by_a_loop(x, a, i):
         x = x - 1.0
 
 
+def by_an_inner_branch_and_by_the_outer(x, a, i):
+    if x > 0:
+        if x > 1:
+            a[1] = x
+        a[1] = a[1] + 1.0
+
+
+def by_nested_loops(x, a, i):
+    for _ in tf.range(tf.cast(x, tf.int32)):
+        for _ in tf.range(2):
+            a[1] += x
+        a[0] += a[1]
+
+
 def by_a_loop_over_a_range(x, a, i):
     for _ in tf.range(tf.cast(x, tf.int32)):
         a[i + 1] += 1.0
@@ -224,6 +238,8 @@ CHANGED = [
     by_del,
     by_an_attribute_of_a_result,
     by_a_loop,
+    by_an_inner_branch_and_by_the_outer,
+    by_nested_loops,
     by_a_loop_over_a_range,
     by_an_inner_branch,
     by_a_branch_after_a_break,
@@ -348,29 +364,13 @@ def test_changed_objects_are_found_wherever_they_are(function):
         assert float(tf.function(f)(tf.constant(x))) == (5.0 if x < 0 else x)
 
 
-def test_an_item_that_a_branch_changes_in_an_inner_branch_and_then_itself():
-    def f(x):
-        a = [0.0, 5.0]
-        if x > 0:
-            if x > 1:
-                a[1] = x
-            a[1] = a[1] + 1.0
-        else:
-            a[0] = a[1] * 2.0
-        return a
-
-    assert [float(one) for one in tf.function(f)(tf.constant(2.0))] == [0.0, 3.0]
-
-
 def test_items_that_stay_as_they_are_are_not_shown():
     class Key:
         def __repr__(self):
             raise AssertionError
 
-    keys = [Key(), Key()]
-
     def f(x):
-        a = dict.fromkeys([*keys, "changed"], 0.0)
+        a = dict.fromkeys([Key(), Key(), "changed"], 0.0)
         if x > 0:
             a["changed"] = x
         return a["changed"]
@@ -439,8 +439,7 @@ def test_a_tensor_array_that_is_an_item():
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_loop_that_sets_other_items_in_each_trace(is_known):
     def f(x):
-        numbers = iter(range(1000))
-        a = {}
+        a, numbers = {}, iter(range(1000))
         for _ in tf.range(2 if is_known else tf.cast(x, tf.int32)):
             a[next(numbers)] = x
         return x

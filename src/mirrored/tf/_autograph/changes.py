@@ -91,25 +91,25 @@ class _Record:
     before: Any
 
     def changed(self) -> Iterator[tuple[Place, Any]]:
-        """Yields the places that have changed, with their former values."""
-        owner, before = self.place.owner, self.before
-        if isinstance(before, dict) and self.place.kind == "content":
+        """Yields the places that may have changed, with their former values."""
+        place, before = self.place, self.before
+        owner = place.owner
+        if place.kind != "content":
+            yield place, before
+        elif isinstance(before, dict):
             for key in {**before, **owner}:
                 if key not in before or key not in owner or before[key] is not owner[key]:
-                    place = self.place.item(key)
-                    yield from self._if_changed(place, before.get(key, Undefined(place.name)))
-        elif isinstance(before, list) and self.place.kind == "content" and len(owner) == len(before):
+                    yield place.item(key), before.get(key, Undefined(place.name))
+        elif isinstance(before, list) and len(owner) == len(before):
             for i, (old, now) in enumerate(zip(before, owner, strict=True)):
                 if now is not old:
-                    yield from self._if_changed(self.place.item(i), old)
-        elif not isinstance(before, np.ndarray) or owner.tobytes() != before.tobytes():  # NaN equals NaN
-            yield from self._if_changed(self.place, before)
+                    yield place.item(i), old
+        elif isinstance(before, list) or owner.tobytes() != before.tobytes():  # NaN equals NaN
+            yield place, before
 
-    @staticmethod
-    def _if_changed(place: Place, old: object) -> Iterator[tuple[Place, Any]]:
-        now = place.read()
-        if now is not old and not (is_undefined(now) and is_undefined(old)):
-            yield place, old
+
+def _differ(one: object, two: object) -> bool:
+    return one is not two and not (is_undefined(one) and is_undefined(two))
 
 
 class Changes:
@@ -135,9 +135,15 @@ class Changes:
 
         Objects that the branch has created itself stay as they are.
         """
-        changed = [(place, old, place.read()) for record in self._records.values() for place, old in record.changed()]
-        for place, old, _ in reversed(changed):  # a place may have several records, the oldest first
-            place.put(old)
+        former: dict[Place, Any] = {}  # the oldest value, because an item may be recorded by itself and with its list
+        for record in self._records.values():
+            for place, old in record.changed():
+                former.setdefault(place, old)
+        now = {place: place.read() for place in former}
+        for place, old in reversed(former.items()):
+            if _differ(place.read(), old):
+                place.put(old)
+        changed = [(place, old, now[place]) for place, old in former.items() if _differ(now[place], old)]
         known = _reachable(self._body, {place.identity for place, _, _ in changed})
         for place, _, new in changed:
             if place.identity not in known:
