@@ -180,7 +180,7 @@ def by_an_inner_branch_and_by_the_outer(x, a, i):
 
 def by_nested_loops(x, a, i):
     for _ in tf.range(tf.cast(x, tf.int32)):
-        for _ in tf.range(2):
+        for _ in tf.range(tf.cast(x, tf.int32)):
             a[1] += x
         a[0] += a[1]
 

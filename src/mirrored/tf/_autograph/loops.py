@@ -350,7 +350,7 @@ class _Attempt:
 
         def holds(tensors: Sequence[Any]) -> Any:
             assert test is not None
-            with recording(test) as changes:
+            with recording(body) as changes:  # the condition need not refer to what the body changes
                 self._variables.set(self.parts.filled(tensors))
                 result = as_tensor(test())
                 changes.found()
