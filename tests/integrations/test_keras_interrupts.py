@@ -271,6 +271,39 @@ def test_a_step_that_reads_variables_leaves_the_newest_values_to_the_callbacks(a
         assert seen[-1] == kernel.numpy()[0, 0]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"steps_per_execution": 2}, {"steps_per_execution": 2, "run_eagerly": True, "jit_compile": False}],
+    ids=["one step", "two steps", "eager"],
+)
+@pytest.mark.parametrize("loop", ["fit", "evaluate"])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_data_generator_reads_variables_before_each_step(interrupted, loop, options, monkeypatch):
+    """A compiled step donates the arrays that the generator has read."""
+    model, seen = model_of(2, 2, **options), []
+
+    def batches():
+        for _ in range(4):
+            seen.append(float(model.layers[0].kernel.numpy()[0, 0]))
+            yield X[:BATCH], Y[:BATCH]
+
+    def run() -> None:
+        if loop == "fit":
+            model.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0)
+        else:
+            model.evaluate(batches(), steps=4, verbose=0)
+
+    if interrupted:
+        owner = newest.EagerStep if "run_eagerly" in options else newest._Step
+        Interrupts(monkeypatch).after(owner, "__call__", 3)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    else:
+        run()
+    assert len(seen) == (3 if interrupted else 4)
+    assert check(model) in ([0] if loop == "evaluate" else [2, 3] if interrupted else [4])
+
+
 def test_weights_that_were_set_are_not_undone_by_a_batch_that_fails():
     model = model_of(2, 2)
     model.train_on_batch(X[:BATCH], Y[:BATCH])

@@ -61,7 +61,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
             step = EagerStep(step_function)
             named = functools.partial(_named, self)
             steps = make(self, SameResults(step, name, named) if spans else step, *args, **kwargs)
-            return _withholding_again(self, steps)
+            return _withholding_again(self, steps)  # once for all, because Keras has not stored the results of each
         protected: Callable[[Any], Any] = _itself
         if strategy is not None:
             # Keras jits a bound method, such as `self.train_step`. JAX finds programs by equality of functions, and the
@@ -70,26 +70,30 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
             step_function.clear_cache()  # type: ignore[attr-defined]
             newest = vars(self).setdefault(_NEWEST, deque(maxlen=1))
             protected = functools.partial(_Step, newest=newest, check=SamePrograms(name) if spans else None)
-        return _withholding_again(self, make(self, DrawingStep(step_function, protected), *args, **kwargs))
+        return make(self, _withholding_again(self, DrawingStep(step_function, protected)), *args, **kwargs)
 
     return making
 
 
-def _withholding_again(model: Model, steps: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function that runs Keras' next steps, so that reads of variables in them do not end `withhold`.
+def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a step of Keras, so that reads of variables in it and in the generator of batches do not end `withhold`.
 
-    The generator of the batches, the trace of a step, or an uncompiled step may read variables. They get the values
-    from before the step, and the loop goes on with those that the step returns.
+    The generator, the trace of a step, or an uncompiled step may read variables. They get the values from before the
+    step, and the loop goes on with those that the step returns, or has stored before an exception such as Ctrl-C.
+    A compiled step donates the arrays that they have read, so it is wrapped itself, also if Keras runs several at once.
     """
 
-    @functools.wraps(steps)
     def running(*args: Any) -> Any:
-        results = steps(*args)
-        carrying = vars(model).get(_CARRYING)
-        if carrying is not None and carrying.has_synced:
-            carrying.begin()
-            resume_sync(model)
-        return results
+        has_ended = False
+        try:
+            results = step(*args)
+            has_ended = True
+            return results
+        finally:
+            carrying = vars(model).get(_CARRYING)
+            if carrying is not None and carrying.has_synced and (has_ended or vars(model).get(_NEWEST)):
+                carrying.begin()
+                resume_sync(model)
 
     return running
 
