@@ -339,3 +339,15 @@ def test_a_tree_map_that_changes_the_rows_of_a_stacked_value_is_refused(use, fun
         (mr.function(step) if compiled else step)(batch)
     assert float(sum(jax.tree.leaves(jax.tree.map(jnp.sum, batch)))) == 276.0
     assert [one.shape for one in jax.tree.map(lambda x: 2 * x, batch).values] == [(4, 3)] * 2
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: 0.5, lambda x: x.shape, lambda x: x.dtype], ids=["float", "tuple", "dtype"]
+)
+def test_a_tree_map_that_returns_no_array_is_refused_with_the_remedy(function):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    (batch,) = strategy.experimental_distribute_dataset([np.arange(24, dtype=np.float32).reshape(8, 3)])
+    changed = jax.tree.map(function, batch)
+    for use in (lambda: changed.values, lambda: strategy.reduce("SUM", changed, axis=None), lambda: str(changed)):
+        with pytest.raises(ValuesError, match=r"2 replicas[\s\S]*strategy\.run\("):
+            use()

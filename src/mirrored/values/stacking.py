@@ -241,12 +241,13 @@ def check_rows(called: str, stacked: jax.Array | HostArray, device_assignment: D
         device_assignment: The devices of the replicas.
     """
     slots = device_assignment.slots
-    if stacked.ndim and stacked.shape[0] == slots.count:
+    shape = getattr(stacked, "shape", None)
+    if shape and shape[0] == slots.count:
         return
+    kind = f"a {type(stacked).__name__}" if shape is None else f"an array of shape {shape}"
     raise ValuesError(
         called,
-        found=f"jax.tree.map or jax.tree.unflatten gave the value an array of shape {stacked.shape} for "
-        f"{slots.replicas} replicas",
+        found=f"jax.tree.map or jax.tree.unflatten gave the value {kind} for {slots.replicas} replicas",
         rule=f"the leaf of a per-replica value may be one array with a row per replica, of shape ({slots.count}, ...)",
         remedy="apply the function to each replica's component: strategy.run(function, args=(value,))",
     )
