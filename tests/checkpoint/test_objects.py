@@ -99,3 +99,26 @@ def test_attributes_that_are_items_are_saved_once(tmp_path: Path) -> None:
     both.w, other.w = np.ones(2), mr.Variable(3.0)
     path = Checkpoint(config=Config(w=np.ones(2)), both=both, other=other).write(tmp_path / "c")
     assert set(CheckpointReader(path).names) == {"config/w", "both/w", "other/w", "other/%w"}
+
+
+def test_a_checkpoint_of_an_earlier_version_has_other_recent_state(tmp_path: Path) -> None:
+    """Variables of an optimizer's attributes were saved before the attributes of a dict and the parts of a part."""
+
+    def parts(value: float, *, is_new: bool) -> dict[str, Any]:
+        model, optimizer = mr.Variable(value), mr.optimizers.SGD(0.1)
+        optimizer.scale = mr.Variable(value)  # type: ignore[attr-defined]
+        inner = (
+            Checkpoint(mr.tf.Module(), count=int(value), w=mr.Variable(value))
+            if is_new
+            else Checkpoint(w=mr.Variable(value))
+        )
+        outer, inside = type("Run", (), {})(), type("Log", (), {})()
+        outer.log, inside.best = inside, value
+        found = {"head": head(DictHead, value, has_attributes=is_new), "inner": inner, "run": outer}
+        return {**found, "model": model, "optimizer": optimizer}
+
+    CheckpointManager(Checkpoint(**parts(1.0, is_new=False)), tmp_path).save(1)
+    target = parts(5.0, is_new=True)
+    assert CheckpointManager(Checkpoint(**target), tmp_path).restore_latest() == 1
+    assert (target["inner"].count, float(target["head"].bias.numpy()), target["run"].log.best) == (5, 6.0, 1.0)
+    assert (float(target["optimizer"].scale.numpy()), float(target["inner"].w.numpy())) == (1.0, 1.0)

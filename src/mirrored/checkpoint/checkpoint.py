@@ -20,7 +20,7 @@ from mirrored.checkpoint.keepers import keepers
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
-from mirrored.checkpoint.objects import Part, root_parts
+from mirrored.checkpoint.objects import NEWEST, Part, root_parts
 from mirrored.checkpoint.places import Attribute, Place, Root, refuse_private
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
@@ -159,7 +159,7 @@ class Checkpoint:
         for name, value in self._parts.items():
             yield Part(name, value, Attribute(place, name))
         for name, value in self._root.items():  # as in TensorFlow
-            yield Part(name, value, Root(self._root, name), is_recent=True)
+            yield Part(name, value, Root(self._root, name), since=NEWEST)
 
     def _look(self) -> Graph:
         parts = [Part(name, value, Root(self._parts, name)) for name, value in self._parts.items()]

@@ -25,6 +25,7 @@ from mirrored.checkpoint.leaves import (
     refuse_component,
 )
 from mirrored.checkpoint.objects import (
+    NEWEST,
     CheckpointSlotGroup,
     HasSlots,
     KerasLeaf,
@@ -67,7 +68,7 @@ class Graph:
         unsaved: The arrays in the checkpoint's own dicts, lists and tuples that cannot be saved, by name.
         sets: The names of sets with variables or arrays that are in no other object, and so are not saved.
         traced: The names of tracers, which have no value that could be saved.
-        recent: The names of state that checkpoints of earlier versions do not have.
+        recent: The state that checkpoints of earlier versions do not have: ``{name: since which version}``.
         shared: The names of the state that optimizers keep once for a group of variables.
         holders: The names of the objects around each number, outermost first.
     """
@@ -84,7 +85,7 @@ class Graph:
     unsaved: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     sets: list[str] = dataclasses.field(default_factory=list)
     traced: list[str] = dataclasses.field(default_factory=list)
-    recent: set[str] = dataclasses.field(default_factory=set)
+    recent: dict[str, int] = dataclasses.field(default_factory=dict)
     shared: set[str] = dataclasses.field(default_factory=set)
     holders: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
@@ -145,7 +146,7 @@ class _Zone:
     layers and of optimizers have `only_variables`.
 
     `unshared` are the ids of the innermost objects around that may be visited more than once, as tuples and frozen
-    dataclasses may.
+    dataclasses may. `since` is the version of the newest part around.
     """
 
     numbers: bool
@@ -154,10 +155,12 @@ class _Zone:
     only_variables: bool = False
     is_inner: bool = False
     unshared: tuple[int, ...] = ()
+    since: int = 0
 
 
 def _zone_of(part: Part, zone: _Zone) -> _Zone:
-    return _Zone(numbers=False, only_variables=True) if part.only_variables else zone
+    inside = _Zone(numbers=False, only_variables=True, unshared=zone.unshared) if part.only_variables else zone
+    return dataclasses.replace(inside, since=max(zone.since, part.since))
 
 
 def paths_to(name: str, others: Mapping[str, list[str]]) -> Iterator[str]:
@@ -203,7 +206,8 @@ class _Walk:
         self._late: deque[tuple[Part, _Zone]] = deque()  # partials: what is in other objects too has its name there
         self._sets: list[Part] = []
         self._recent: deque[tuple[Part, _Zone]] = deque()
-        self._is_in_recent = False
+        self._is_in_recent, self._since = False, 0
+        self._since_of: dict[str, int] = {}  # of optimizers
         self._visit_all()
         self._add_all_slots()
         self._is_in_recent = True
@@ -231,9 +235,10 @@ class _Walk:
 
     def _visit(self, part: Part, zone: _Zone) -> None:
         name, value = part.name, part.value
-        if part.is_recent and not self._is_in_recent:
+        if part.since and not self._is_in_recent:
             self._recent.append((part, zone))
             return
+        self._since = zone.since
         if part.former is not None:
             self.graph.former[part.former] = name
         if is_number(value):
@@ -257,7 +262,8 @@ class _Walk:
 
     def _visit_number(self, part: Part, zone: _Zone) -> None:
         if zone.numbers:
-            self._add(part.name, NumberLeaf(part.place, is_nested=zone.is_inner or len(zone.holders) > 1))
+            self._since = zone.since or (NEWEST + 1 if zone.is_inner else 0)  # older versions saved some of these
+            self._add(part.name, NumberLeaf(part.place, is_nested=len(zone.holders) > 1))
             self.graph.holders[part.name] = zone.holders
 
     def _visit_parts(self, part: Part, zone: _Zone) -> None:
@@ -276,8 +282,8 @@ class _Walk:
             has_former = part.former is not None or one.former is not None
             former = f"{part.former or name}/{one.former or one.name}" if has_former else None
             named = dataclasses.replace(one, name=f"{name}/{one.name}", former=former)
-            inside = _zone_of(one, of_attributes if one.is_recent else inner)
-            self._queue.append((named, dataclasses.replace(inside, unshared=unshared)))
+            inside = dataclasses.replace(of_attributes if one.since else inner, unshared=unshared, since=zone.since)
+            self._queue.append((named, _zone_of(one, inside)))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
         """Postpones a Python `set` until other objects are visited; the traversal of sets then queues its items."""
@@ -299,6 +305,7 @@ class _Walk:
         if not has_slots(given):
             return False
         self.graph.optimizers[part.name] = given
+        self._since_of[part.name] = zone.since
         for label, variable in given.made().scalars.items():
             self._visit(Part(f"{part.name}/{label}", variable, part.place), zone)
         rate = unbuilt_rate(given)
@@ -366,10 +373,11 @@ class _Walk:
                 remedy="rename one of them (the keys 1 and '1' of a dict have the same name, for example)",
             )
         self.graph.leaves[name] = leaf
-        if self._is_in_recent:
-            self.graph.recent.add(name)
+        if self._since:
+            self.graph.recent[name] = self._since
 
     def _add_slots(self, name: str, optimizer: HasSlots) -> None:
+        self._since = self._since_of[name]
         groups = optimizer.made().groups
         former = {now: before for before, now in self.graph.former.items()}
         names = self._names_of(groups)
@@ -438,4 +446,4 @@ class _Walk:
         for name, holders in self.graph.holders.items():
             if not models.isdisjoint(holders):
                 del self.graph.leaves[name]
-                self.graph.recent.discard(name)
+                self.graph.recent.pop(name, None)

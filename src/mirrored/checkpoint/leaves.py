@@ -264,8 +264,7 @@ class NumberLeaf(Leaf):
 
     Attributes:
         place: Where it is stored.
-        is_nested: Whether it is in an object inside an object, or in a `Checkpoint` inside another. Checkpoints of
-            earlier versions do not have these.
+        is_nested: Whether it is in an object inside an object. Checkpoints of earlier versions do not have these.
     """
 
     place: Place

@@ -111,9 +111,10 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     nested = {name for name, leaf in graph.leaves.items() if isinstance(leaf, NumberLeaf) and leaf.is_nested} - optional
     if nested.issubset(missing):  # a checkpoint of an earlier version, which did not save them
         missing = [name for name in missing if name not in nested]
-    recent = graph.recent - optional
-    if recent.issubset(missing):  # as above
-        missing = [name for name in missing if name not in recent]
+    for since in set(graph.recent.values()):
+        recent = {name for name, number in graph.recent.items() if number == since} - optional
+        if recent.issubset(missing):  # as above
+            missing = [name for name in missing if name not in recent]
     used = {source for source, _ in pairs.values()} | {one.source for one in misfits}
     unexpected = tuple(name for name in manifest.leaves if name not in used)
     here = {name: leaf.outline() for name, leaf in graph.leaves.items() if name not in optional}

@@ -32,21 +32,23 @@ from mirrored.variables import Variable
 if TYPE_CHECKING:
     from keras import Layer
 
+NEWEST: Final = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
     """An attribute or item of an object that a checkpoint saves: its name, its value, and where it is stored.
 
-    Checkpoints of earlier versions can have it under another name, `former`. They do not have the state of one that
-    `is_recent`; such a part is visited last, so that what is in other objects, too, keeps its name there. Of a
-    part with `only_variables`, a checkpoint saves no arrays, numbers and positions.
+    Checkpoints of earlier versions can have it under another name, `former`. They do not have the state of one with a
+    number `since`, which grows with the versions; such a part is visited last, so that what is in other objects, too,
+    keeps its name there. Of a part with `only_variables`, a checkpoint saves no arrays, numbers and positions.
     """
 
     name: str
     value: Any
     place: Place
     former: str | None = None
-    is_recent: bool = False
+    since: int = 0
     only_variables: bool = False
 
 
@@ -132,8 +134,8 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
     elif isinstance(value, functools.partial):
         yield from _parts_of_partial(value, place)
     elif is_open(value):
-        is_recent = is_named_like_library(value)
-        yield from (Part(name, one, Attribute(place, name), is_recent=is_recent) for name, one in attributes_of(value))
+        since = NEWEST if is_named_like_library(value) else 0
+        yield from (Part(name, one, Attribute(place, name), since=since) for name, one in attributes_of(value))
 
 
 def _attribute_parts(value: object, place: Place) -> Iterator[Part]:
@@ -148,9 +150,9 @@ def _attribute_parts(value: object, place: Place) -> Iterator[Part]:
         if isinstance(value, UserDict) and name == "data":
             continue
         if name not in names:
-            yield Part(name, one, Attribute(place, name), is_recent=True)
+            yield Part(name, one, Attribute(place, name), since=NEWEST)
         elif names[name] is not one:
-            yield Part(f"%{name}", one, Attribute(place, name), is_recent=True)  # no item has such a name
+            yield Part(f"%{name}", one, Attribute(place, name), since=NEWEST)  # no item has such a name
 
 
 def _parts_of_partial(value: functools.partial[Any], place: Place) -> Iterator[Part]:
@@ -354,7 +356,7 @@ def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
     yield from _numbered("metrics", layer._metrics, place)
     for name, value in attributes:
         if not name.startswith("_") and _is_foreign(value):
-            yield Part(name, value, Attribute(place, name), is_recent=True, only_variables=True)
+            yield Part(name, value, Attribute(place, name), since=1, only_variables=True)
 
 
 def stored_variable(value: object) -> object:

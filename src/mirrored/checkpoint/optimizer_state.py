@@ -72,7 +72,7 @@ def optimizer_parts(optimizer: object, place: Place) -> Iterator[Part]:
         return
     rate = optimizer.given_rate()
     if rate is not None and is_open(rate.schedule):
-        yield Part("learning_rate", rate.schedule, place, is_recent=True, only_variables=True)
+        yield Part("learning_rate", rate.schedule, place, since=1, only_variables=True)
     for name, value in attributes_of(optimizer):
         if name not in _OWN:
-            yield Part(name, value, Attribute(place, name), is_recent=True, only_variables=True)
+            yield Part(name, value, Attribute(place, name), since=1, only_variables=True)
