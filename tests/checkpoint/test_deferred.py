@@ -891,3 +891,30 @@ def test_a_number_beside_saved_arrays_is_reported_as_missing(tmp_path):
     statistics.count = 0
     status = Checkpoint(statistics=statistics).restore(path).expect_partial()
     assert status.missing == ("statistics/count",)
+
+
+@pytest.mark.parametrize("event", ["kept alone", "renamed", "copied", "iterated"])
+def test_a_new_attribute_is_restored_whatever_happens_to_its_object_before_its_first_use(event, tmp_path):
+    saved = _Layer()
+    saved.build()
+    for variable in (saved.w, saved.b):
+        variable.assign([7.0])
+    path = Checkpoint(model=saved).save(tmp_path / "c")
+    model = _Layer()
+    Checkpoint(model=model).restore(path).expect_partial()
+    model.build()
+    if event == "kept alone":
+        found = [model.w, model.b]
+        del model
+        gc.collect()
+    elif event == "renamed":
+        model.v, model.c = model.w, model.b
+        del model.w, model.b
+        found = [model.v, model.c]
+    elif event == "copied":
+        made = copy.deepcopy(model)
+        found = [made.w, made.b, model.w, model.b]
+    else:
+        found = [one for one in vars(model).values() if isinstance(one, tf.Variable) and one.numpy().tolist()]
+        assert len(found) == 2
+    assert [one.numpy().tolist() for one in found] == [[7.0]] * len(found)

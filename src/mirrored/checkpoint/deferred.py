@@ -239,7 +239,11 @@ def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     for keeper in keepers:
         kept = _attributes(keeper).get(KEPT, _Kept())
         kept.checkpoints.pop(id(checkpoint), None)
-        if not kept.checkpoints:
+        # The program may use the variables while it iterates over a module's attributes, as `copy.deepcopy` does.
+        is_iterated = _fresh.is_restoring and any(
+            one.__module__.startswith("mirrored.") for one in type(keeper).__mro__
+        )
+        if not kept.checkpoints and not is_iterated:
             _attributes(keeper).pop(KEPT, None)
     _forget(id(checkpoint))
 
@@ -277,7 +281,13 @@ def is_expected() -> bool:
 
 
 class _UseOfAttribute:
-    """The callback of a new variable that is an attribute: an assignment restores it first, too, so that it counts."""
+    """The callback of a new variable that is an attribute: an assignment restores it first, too, so that it counts.
+
+    It keeps the checkpoints alive, because the program may drop the object before it uses the variable.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoints: list[Waiting] = []
 
     def __call__(self, variable: Variable) -> None:
         restore_new_variables(variable)
@@ -286,24 +296,28 @@ class _UseOfAttribute:
         restore_new_variables(variable)
 
 
-_use_of_attribute: Final = _UseOfAttribute()
-
-
 def restores_when_used(variable: Variable, checkpoint: Waiting) -> bool:
     """Leaves a new variable that has become an attribute to `restore_new_variables`, if it is still unused.
 
-    This reads the values of all new variables together; reading them one by one takes long.
+    This reads the values of all new variables together; reading them one by one takes long. One that becomes another
+    attribute, too, is restored now: it may lose its first name.
     """
     _, since = _waiting.get(id(checkpoint), (None, _fresh.count))
     if _fresh.is_restoring or _is_withheld(variable) or not _fresh.is_untouched(variable, since):
         return False
-    variable.withhold(_use_of_attribute)
+    use = variable.awaited()
+    if not isinstance(use, _UseOfAttribute):
+        use = _UseOfAttribute()
+        variable.withhold(use)
+    elif any(one is checkpoint for one in use.checkpoints):
+        return False
+    use.checkpoints.append(checkpoint)
     return True
 
 
 def _is_withheld(variable: Variable) -> bool:
     """Whether other code supplies a variable's value: the loop state of Keras' `fit`."""
-    return all(variable.is_withheld_from(one) for one in (restore_new_variables, _use_of_attribute))
+    return variable.is_withheld_from(restore_new_variables) and not isinstance(variable.awaited(), _UseOfAttribute)
 
 
 def restore_new_variables(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
