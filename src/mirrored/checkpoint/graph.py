@@ -160,7 +160,7 @@ class _Zone:
 
 def _zone_of(part: Part, zone: _Zone) -> _Zone:
     inside = _Zone(numbers=False, only_variables=True, unshared=zone.unshared) if part.only_variables else zone
-    return dataclasses.replace(inside, since=max(zone.since, part.since))
+    return dataclasses.replace(inside, since=max(zone.since, part.since)) if part.since else zone
 
 
 def paths_to(name: str, others: Mapping[str, list[str]]) -> Iterator[str]:
@@ -206,8 +206,7 @@ class _Walk:
         self._late: deque[tuple[Part, _Zone]] = deque()  # partials: what is in other objects too has its name there
         self._sets: list[Part] = []
         self._recent: deque[tuple[Part, _Zone]] = deque()
-        self._is_in_recent, self._since = False, 0
-        self._since_of: dict[str, int] = {}  # of optimizers
+        self._is_in_recent, self._since, self._since_of = False, 0, dict[str, int]()  # the last: of optimizers
         self._visit_all()
         self._add_all_slots()
         self._is_in_recent = True
@@ -278,12 +277,13 @@ class _Walk:
         of_attributes = self._zone_of_attributes(name, value, zone)
         if of_keras is not None:
             inner = _Zone(numbers=False, only_variables=zone.only_variables)
+        inner = dataclasses.replace(inner, unshared=unshared, since=zone.since)
+        of_attributes = dataclasses.replace(of_attributes, unshared=unshared, since=zone.since)
         for one in parts_of(value, part.place) if of_keras is None else of_keras:
             has_former = part.former is not None or one.former is not None
             former = f"{part.former or name}/{one.former or one.name}" if has_former else None
             named = dataclasses.replace(one, name=f"{name}/{one.name}", former=former)
-            inside = dataclasses.replace(of_attributes if one.since else inner, unshared=unshared, since=zone.since)
-            self._queue.append((named, _zone_of(one, inside)))
+            self._queue.append((named, _zone_of(one, of_attributes if one.since else inner)))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
         """Postpones a Python `set` until other objects are visited; the traversal of sets then queues its items."""

@@ -64,8 +64,9 @@ def is_named_like_library(value: object) -> bool:
     ``types`` or ``builtins``, which have no such name.
     """
     kind = type(value)
-    has_attributes = any("__dict__" in vars(one) or "__slots__" in vars(one) for one in kind.__mro__)
-    if package_of(value) not in sys.stdlib_module_names or not (kind.__flags__ & _HEAP_TYPE and has_attributes):
+    if not kind.__flags__ & _HEAP_TYPE or package_of(value) not in sys.stdlib_module_names:
+        return False
+    if not any("__dict__" in vars(one) or "__slots__" in vars(one) for one in kind.__mro__):
         return False
     module = sys.modules.get(kind.__module__)
     is_there = hasattr(module, kind.__qualname__.partition(".")[0])
