@@ -135,6 +135,22 @@ def test_a_layers_call_is_converted_inside_a_function(kind, offset):
         np.testing.assert_allclose(model(tf.constant(x)), chosen(x, offset))
 
 
+def test_a_layers_call_is_converted_where_a_functional_model_takes_its_first_shape():
+    class First(tf.keras.layers.Layer):  # a new class: no call of it has been converted yet
+        def call(self, x):
+            if tf.reduce_sum(x) > 0.0:
+                x = x + 1.0
+            else:
+                x = x * 2.0
+            return x
+
+    inputs = tf.keras.Input((2,))
+    model = tf.keras.Model(inputs, First()(inputs))
+    for x, expected in ((-1.0, -2.0), (1.0, 2.0)):
+        got = model.predict(np.full((4, 2), x, np.float32), verbose=0)
+        np.testing.assert_allclose(got, np.full((4, 2), expected))
+
+
 def test_a_layers_call_is_converted_inside_a_run():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

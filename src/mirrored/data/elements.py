@@ -46,7 +46,8 @@ def _is_mapped(array: object) -> bool:
 
 def native(array: Any) -> Any:
     """Returns an array or a NumPy scalar, or a copy in the native byte order, as of the rows of a mapped FITS file."""
-    return array if getattr(array, "dtype", _OBJECT).isnative else owned(array)
+    is_foreign = isinstance(array, np.ndarray | np.generic) and not array.dtype.isnative
+    return owned(array) if is_foreign else array
 
 
 def as_element(value: PyTree, called: str, narrow: bool = True) -> Element:

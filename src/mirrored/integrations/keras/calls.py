@@ -54,6 +54,20 @@ def prepare(layer_class: type) -> None:
         _prepare(layer_class)
 
 
+def convertible(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a layer's bound `call` in the form that AutoGraph can convert; other functions unchanged.
+
+    Keras takes the method from the layer before it infers shapes, so the method can be that of an unprepared class.
+    """
+    if not isinstance(function, types.MethodType) or function.__name__ != "call":
+        return function
+    layer_class = type(function.__self__)
+    if function.__func__ is not getattr(layer_class, "call", None):
+        return function
+    prepare(layer_class)
+    return types.MethodType(layer_class.call, function.__self__)
+
+
 def _prepare(layer_class: type) -> None:
     """Replaces the `call` methods that users define in a class and its bases by functions that AutoGraph converts."""
     for one in layer_class.__mro__:

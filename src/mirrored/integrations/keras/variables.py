@@ -28,7 +28,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import Tracer, current_trace, eager, trace_below_tapes
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.calls import converting_calls
+from mirrored.integrations.keras.calls import convertible, converting_calls
 from mirrored.integrations.keras.open_shapes import inferred
 from mirrored.integrations.keras.private import (
     Tracker,
@@ -224,14 +224,14 @@ def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., An
     def compute_output_spec(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if ambient().store is not None:
             with converting_calls():
-                return inferred(compute, function, args, kwargs)
+                return inferred(compute, convertible(function), args, kwargs)
         store = FunctionStore()
 
         @functools.wraps(function)
         def with_store(*inner: Any, **named: Any) -> Any:
             store.base_trace = trace_below_tapes(current_trace())
             with within(store=store, listeners=(*ambient().listeners, store)), converting_calls():
-                return function(*inner, **named)
+                return convertible(function)(*inner, **named)
 
         return inferred(compute, with_store, args, kwargs)
 
