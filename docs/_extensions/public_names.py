@@ -146,7 +146,7 @@ INTERNAL = {
     "Variable": {
         *("await_value", "borrowed", "check_writable_here", "checked_value", "component_shape", "component_value"),
         *("counts_replicas", "device_of", "hold", "initial", "internal", "is_lost", "is_shared"),
-        *("is_sum_of_components", "is_withheld_from", "lose", "mark_shared", "may_become", "numbered", "on_host"),
+        *("is_sum_of_components", "awaits_other_than", "lose", "mark_shared", "may_become", "numbered", "on_host"),
         *("release", "share_of", "store", "stored", "stored_component", "stored_shape", "supply_value", "taken"),
         *("update_component", "withhold"),
     },

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mirrored._jax.arrays import as_array, put, put_parts, put_rows
+from mirrored._jax.arrays import as_array, put, put_rows, put_shards
 from mirrored.errors import ArgumentError
 from mirrored.topology.device_assignment import make_device_assignment
 
@@ -35,7 +35,7 @@ def test_rows_may_share_memory(devices: int) -> None:
             rows = np.broadcast_to(values, shape)
             assert np.array_equal(np.asarray(put_rows(rows, layout.sharded, layout.devices)), rows)
     part = np.arange(4.0, dtype=np.float32)
-    placed = put_parts([part] * devices, layout.sharded, layout.devices)
+    placed = put_shards([part] * devices, layout.sharded, layout.devices)
     part[:] = 0
     assert np.array_equal(np.asarray(placed), np.tile(np.arange(4), devices))
 

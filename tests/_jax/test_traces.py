@@ -44,7 +44,7 @@ def test_outside_of_transforms_everything_is_eager():
     assert traces.is_eval(traces.current_trace())
     assert traces.is_eval_below(traces.current_trace())
     assert not traces.is_staging(traces.current_trace())
-    assert not traces.is_cut_off(traces.current_trace())
+    assert not traces.is_outermost_staging(traces.current_trace())
 
 
 @pytest.mark.parametrize("name", STAGING)

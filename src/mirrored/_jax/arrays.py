@@ -175,10 +175,10 @@ def new_array(value: Any, dtype: DTypeLike | None = None) -> jax.Array:
             return array
     if isinstance(value, jax.Array) and not isinstance(value, _core.Tracer) and (dtype is None or value.dtype == dtype):
         return copied(value)
-    return jnp.array(owned(value), dtype=_as_jax_has_it(dtype), copy=True)
+    return jnp.array(owned(value), dtype=_narrowed_dtype(dtype), copy=True)
 
 
-def _as_jax_has_it(dtype: DTypeLike | None) -> DTypeLike | None:
+def _narrowed_dtype(dtype: DTypeLike | None) -> DTypeLike | None:
     """Narrows a 64-bit dtype to 32 bits if JAX's x64 mode is off, and issues a warning at the user's source line."""
     if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtype
@@ -273,10 +273,12 @@ def put_rows(rows: np.ndarray, sharding: jax.sharding.Sharding, devices: Sequenc
         devices: The devices of `sharding`.
     """
     each = rows.shape[0] // len(devices)
-    return put_parts([rows[first : first + each] for first in range(0, rows.shape[0], each)], sharding, devices)
+    return put_shards([rows[first : first + each] for first in range(0, rows.shape[0], each)], sharding, devices)
 
 
-def put_parts(parts: Sequence[np.ndarray], sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]) -> jax.Array:
+def put_shards(
+    parts: Sequence[np.ndarray], sharding: jax.sharding.Sharding, devices: Sequence[jax.Device]
+) -> jax.Array:
     """Copies ``parts[i]`` to ``devices[i]`` for each i, and returns one array that is sharded along dimension 0.
 
     CPU devices alias an aligned buffer that `mirrored` owns. Any other buffer has been read when the call returns.

@@ -105,7 +105,7 @@ def interrupt_waits_by(check: Callable[[], object] | None) -> None:
     _Waits.check = check
 
 
-def checked_slice(seconds: float) -> float:
+def next_wait_seconds(seconds: float) -> float:
     """Returns how long to wait before the next check, at most `seconds`; raises if an elastic job's workers changed.
 
     Context: the main thread, while it waits for input. Outside of elastic jobs it returns `seconds`.

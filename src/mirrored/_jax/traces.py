@@ -210,7 +210,7 @@ def is_eval_below(trace: Trace | None) -> bool:
     return trace is not None
 
 
-def is_cut_off(trace: Trace | None) -> bool:
+def is_outermost_staging(trace: Trace | None) -> bool:
     """Returns whether the outermost non-eager trace in the chain from `trace` outwards builds a jaxpr.
 
     If an eager tape is nevertheless open, JAX has set the current trace aside while it created `trace`, as it does for

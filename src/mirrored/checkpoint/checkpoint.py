@@ -131,7 +131,7 @@ class Checkpoint:
             raise AttributeError(f"this Checkpoint has no part {name!r} (it has: {', '.join(parts) or 'none'})")
         part, restoration = parts[name], self._restoration
         # Lists and dicts for whose items a restore has values are returned as views that report new items.
-        return part if restoration is None or not restoration.waits_in(name) else noticing(part)
+        return part if restoration is None or not restoration.has_pending_values_of(name) else noticing(part)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Adds an object to the checkpoint under a name, replacing any previous object of that name."""
@@ -152,7 +152,7 @@ class Checkpoint:
         if self._restoration is not None and not has_come:
             self._proceed(value, lambda path, leaf: path.partition("/")[0] == name)
         if not has_come:
-            deferred.state_came(value)
+            deferred.restore_created(value)
 
     def checkpoint_parts(self, place: Place) -> Iterator[Part]:
         """Yields this checkpoint's objects with their names; called by another checkpoint that contains this one."""
@@ -279,7 +279,7 @@ class Checkpoint:
                 graph = self.graph_to_save("Checkpoint.save")
                 leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
         manifest = with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
-        return self.with_what_waits(manifest, graph)
+        return self.with_pending_values(manifest, graph)
 
     def graph_to_save(self, called: str) -> Graph:
         """Returns the state to save, keyed by name; raises an error or logs a warning about state that cannot be saved.
@@ -293,12 +293,12 @@ class Checkpoint:
         graph.drop_rates()
         return graph
 
-    def with_what_waits(self, manifest: Manifest, graph: Graph) -> Manifest:
+    def with_pending_values(self, manifest: Manifest, graph: Graph) -> Manifest:
         """Returns `manifest`, extended by the restored checkpoints' values of objects that do not exist yet."""
         waiting = self._restoration
-        return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_come)
+        return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_be_created)
 
-    def _may_come(self, name: str) -> bool:
+    def _may_be_created(self, name: str) -> bool:
         """Returns whether the program may still create state with the given name in one of the checkpoint's objects."""
         return bool(self._root) or name.partition("/")[0] in self._parts
 
@@ -414,7 +414,7 @@ class Checkpoint:
         held = {leaf.owner for leaf in self._look().leaves.values()}
         return [one for one in variables if id(one) in held]
 
-    def state_came(self, value: object) -> None:
+    def restore_created(self, value: object) -> None:
         """Restores a variable, attribute or list item that the program has created after `restore` was called."""
         if self._restoration is None:
             return

@@ -20,7 +20,7 @@ from mirrored.checkpoint.list_entries import is_entry
 from mirrored.errors import CheckpointError
 from mirrored.runtime.entry_point import outside_of_everything
 from mirrored.variables import Variable
-from mirrored.variables.creation import Supplier, set_watch
+from mirrored.variables.creation import Supplier, set_restore_hook
 from mirrored.variables.state_lock import assignment_lock, lock, stored_immediately
 
 # Views of a checkpoint's lists and dicts that report new items, while a restore waits for state.
@@ -68,7 +68,7 @@ class NoticingList(UserList[Any]):
 
 def _item_came(item: object) -> None:
     if not is_entry(item):
-        state_came(item)
+        restore_created(item)
 
 
 class NoticingDict(UserDict[Any, Any]):
@@ -80,7 +80,7 @@ class NoticingDict(UserDict[Any, Any]):
 
     def __setitem__(self, key: object, item: object) -> None:
         self.data[key] = item
-        state_came(item)
+        restore_created(item)
 
 
 class _Keys:
@@ -162,7 +162,7 @@ class _Kept:
 class Waiting(Protocol):
     """Protocol of a restored checkpoint that still has saved values for variables that do not exist yet."""
 
-    def state_came(self, value: object) -> None:
+    def restore_created(self, value: object) -> None:
         """Restores state that the program has just created: a new attribute or item, or a list of new variables."""
         ...
 
@@ -231,7 +231,7 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     # Only these objects hold the checkpoint strongly, so deferred restoration ends when they are garbage-collected.
     for keeper in keepers:
         _attributes(keeper).setdefault(KEPT, _Kept()).checkpoints[key] = checkpoint
-    set_watch(_made)
+    set_restore_hook(_made)
 
 
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
@@ -257,17 +257,17 @@ def _attributes(keeper: object) -> dict[str, Any]:
 def _forget(key: int) -> None:
     _waiting.pop(key, None)
     if not _waiting:
-        set_watch(None)
+        set_restore_hook(None)
         _fresh.variables.clear()
 
 
-def state_came(value: object) -> None:
+def restore_created(value: object) -> None:
     """Reports a new attribute or item to all restored checkpoints, so that its saved value is restored.
 
     Context: any. It is cheap if no checkpoint waits.
     """
     for checkpoint, _ in _all_waiting():
-        checkpoint.state_came(value)
+        checkpoint.restore_created(value)
 
 
 def drop(variables: Iterable[Variable]) -> None:
@@ -317,7 +317,7 @@ def restores_when_used(variable: Variable, checkpoint: Waiting) -> bool:
 
 def _is_withheld(variable: Variable) -> bool:
     """Whether other code supplies a variable's value: the loop state of Keras' `fit`."""
-    return variable.is_withheld_from(restore_new_variables) and not isinstance(variable.awaited(), _UseOfAttribute)
+    return variable.awaits_other_than(restore_new_variables) and not isinstance(variable.awaited(), _UseOfAttribute)
 
 
 def restore_new_variables(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:
@@ -362,7 +362,7 @@ def restore_new_variables(asking: Variable | None = None, checkpoint: Waiting | 
 
 def _offer(checkpoint: Waiting, new: list[Variable], asking: Variable | None, *, is_asking: bool) -> None:
     try:
-        checkpoint.state_came(new)
+        checkpoint.restore_created(new)
     except CheckpointError as error:
         # The checkpoint's variables must not be used with unrestored values: each use of one raises the error.
         # Variables that the checkpoint does not hold are not affected.

@@ -161,7 +161,7 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
                 for number, variable in enumerate(state.variables()):
                     of_variable = f"{_OF_PROCESS}{name}/{number}"
                     leaves[of_variable], arrays[of_variable] = _reference(variable)
-    return Pending(checkpoint.with_what_waits(Manifest(leaves, graph.aliases, graph.groups, None), graph), arrays)
+    return Pending(checkpoint.with_pending_values(Manifest(leaves, graph.aliases, graph.groups, None), graph), arrays)
 
 
 def _reference(variable: Variable) -> tuple[Saved, Any]:

@@ -107,14 +107,14 @@ class Item(Place):
         if isinstance(owner, tuple):
             changed: list[Any] = [value if index == self.key else one for index, one in enumerate(owner)]
             self.parent.put(type(owner)(*changed) if hasattr(owner, "_fields") else type(owner)(changed))
-        elif hasattr(owner, "__setitem__") and self._was_set(owner, value):
+        elif hasattr(owner, "__setitem__") and self._try_set(owner, value):
             return
         elif isinstance(owner, MutableMapping) or not hasattr(owner, "copy"):
             raise _unchangeable_error(owner)
         else:
             self.parent.put(type(owner)({**owner, self.key: value}))
 
-    def _was_set(self, owner: Any, value: object) -> bool:
+    def _try_set(self, owner: Any, value: object) -> bool:
         """Sets the item and returns True; returns False if the mapping is immutable, such as a `FrozenDict`."""
         try:
             owner[self.key] = value

@@ -107,7 +107,7 @@ class Restoration:
             undo()
             raise
 
-    def leave_to(self, newer: Restoration) -> None:
+    def cancel_superseded_by(self, newer: Restoration) -> None:
         """Cancels the pending restore of all existing state for which the later restore `newer` also has a value."""
         graph = self._look()
         theirs, own = match(graph, newer._manifest), match(graph, self._manifest)
@@ -249,7 +249,7 @@ class Restoration:
     def _restore(self, called: str, wanted: Callable[[str, Leaf], bool], *, strict: bool, first: bool) -> None:
         graph = self._look()
         found = match(graph, self._manifest)
-        found = self._concerning(found, graph, wanted)
+        found = self._relevant_mismatches(found, graph, wanted)
         _check(found, self._directory, called, strict=False, first=first)
         check_groups(found.joined, self._directory, called)
         if not self._held:
@@ -258,7 +258,7 @@ class Restoration:
         if _make_slots(graph, found, self._manifest):
             # The new slots add names to the program, so both sides are matched again.
             graph = self._look()
-            before, found = found, self._concerning(match(graph, self._manifest), graph, wanted)
+            before, found = found, self._relevant_mismatches(match(graph, self._manifest), graph, wanted)
             chosen |= found.pairs.keys() - before.pairs.keys()
         _check_keras_slots(graph, found, self._manifest, self._directory, called)
         expected = tuple(name for name in found.unexpected if name not in self._manifest.carried)
@@ -282,7 +282,7 @@ class Restoration:
             self._verify()
         return {**self._held, **read_leaves(self._directory, self._manifest, others)} if others else self._held
 
-    def _concerning(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
+    def _relevant_mismatches(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
         """Returns `found` with only the mismatches of values that are not restored yet and that `wanted` accepts."""
         misfits = tuple(
             one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])

@@ -26,7 +26,7 @@ class Succession:
     def followed_by(self, newest: Restoration) -> Succession:
         """Returns a `Succession` with `newest` added; earlier restores skip state that `newest` also contains."""
         for one in self._restorations:
-            one.leave_to(newest)
+            one.cancel_superseded_by(newest)
         found = Succession()
         # A program that restores one checkpoint after another keeps one restore, if all have the same names.
         earlier = [one for one in self._restorations if one.has_more_than(newest)]
@@ -42,7 +42,7 @@ class Succession:
         """Returns the manifest of each restore, with the names in it whose values are not restored yet."""
         return [one.pending() for one in self._restorations]
 
-    def waits_in(self, part: str) -> bool:
+    def has_pending_values_of(self, part: str) -> bool:
         """Returns whether any saved value of the checkpoint's object named `part` is not restored yet.
 
         The checkpoint may have such a value under another path, if several objects contained it when it was saved.
@@ -63,7 +63,7 @@ class Succession:
         for number, one in enumerate(waiting):
             if one.proceed(called, wanted):
                 for earlier in waiting[number + 1 :]:
-                    earlier.leave_to(one)
+                    earlier.cancel_superseded_by(one)
                     earlier.make_slots(called)
         # Reading a variable restores further ones, so other restores may be over, too.
         self._restorations = tuple(one for one in self._restorations if not one.is_over())

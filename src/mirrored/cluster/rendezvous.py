@@ -207,7 +207,7 @@ class _Guest:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue
             with contextlib.closing(channel), (taking_part := threading.Lock()):
-                self._attend(channel, taking_part)
+                self._report_silence_until_end(channel, taking_part)
                 channel.send({"here": self._process.index})
                 if self._receives_go(channel):
                     return
@@ -225,7 +225,7 @@ class _Guest:
         if left <= 0:
             raise unreachable_error(address, seconds, error) from error
 
-    def _attend(self, channel: Channel, taking_part: threading.Lock) -> None:
+    def _report_silence_until_end(self, channel: Channel, taking_part: threading.Lock) -> None:
         """Starts a thread that closes `channel` after the rendezvous, and prints messages while worker 0 is silent.
 
         The thread also closes the channel some seconds after the timeout, so that a read from a silent worker 0 ends.

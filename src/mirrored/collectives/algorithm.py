@@ -161,7 +161,7 @@ def stack_all(components: Sequence[Any], group: Group) -> Any:
     return stacked if group.axis is None else group.slots.rows(lax.all_gather(stacked, group.axis, axis=0, tiled=True))
 
 
-def reduced_alone(op: ReduceOp, array: jax.Array) -> Any:
+def reduced_single_replica(op: ReduceOp, array: jax.Array) -> Any:
     """Returns the result of a reduction when there is only one replica.
 
     A custom reduction receives ``[1, ...]``.

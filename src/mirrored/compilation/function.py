@@ -189,7 +189,7 @@ class Function(Code):
     def _call_steps(self, here: Ambient, batches: Sequence[Any]) -> Any:
         """Runs `steps_per_call` steps, one per batch, in one dispatch."""
         arguments, arrays = self._flattened((batches,), {}, here)
-        return self._undriven(arguments, here)(arrays, arguments)
+        return self._program_or_error(arguments, here)(arrays, arguments)
 
     def _steps_inline(self, here: Ambient, batches: Sequence[Any]) -> Any:
         results = [self._inline(here, args, {}) for args in self._steps(batches)]
@@ -250,7 +250,7 @@ class Function(Code):
             self._quick[quick] = program
         return program
 
-    def _undriven(self, arguments: Arguments, here: Ambient) -> Program:
+    def _program_or_error(self, arguments: Arguments, here: Ambient) -> Program:
         """Returns the program for the arguments; raises an error if the function can only run as plain Python."""
         try:
             return self._program(arguments, here)
@@ -338,7 +338,7 @@ class Function(Code):
         """
         here = ambient()
         arguments, arrays = self._flattened(args, kwargs, here)
-        return self._undriven(arguments, here).lower(arrays)
+        return self._program_or_error(arguments, here).lower(arrays)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
         """Traces this function for the given arguments, and returns the traced program as a `ConcreteFunction`.
@@ -362,7 +362,7 @@ class Function(Code):
         example = concrete.example()
         here = ambient()
         if example is not None and here.store is None and not functions_run_eagerly():
-            concrete.program = self._undriven(self._flattened(*example, here)[0], here)
+            concrete.program = self._program_or_error(self._flattened(*example, here)[0], here)
         return concrete
 
     def experimental_get_tracing_count(self) -> int:

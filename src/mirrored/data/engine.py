@@ -272,7 +272,7 @@ def thread_prefetch(parent: grain.IterDataset, size: int) -> Any:
     return CursorDataset(opened, "prefetch")
 
 
-def only_waited(error: BaseException) -> bool:
+def interrupted_while_waiting(error: BaseException) -> bool:
     """Returns whether an interrupt came while `next` of a `thread_prefetch` iterator waited for its prefetch thread."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = _Raising.__next__.__code__

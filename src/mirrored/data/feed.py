@@ -313,7 +313,7 @@ class Feed:
         """
         end = time.monotonic() + self._stall_seconds
         while not self._ready and not self._stop.is_set and (left := end - time.monotonic()) > 0:
-            some = distributed.checked_slice(left)
+            some = distributed.next_wait_seconds(left)
             with contextlib.suppress(Empty):
                 self._arrived.get(timeout=some)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import aligned_empty, canonical, is_host_dtype, owned, put, put_parts
+from mirrored._jax.arrays import aligned_empty, canonical, is_host_dtype, owned, put, put_shards
 from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import HostArray
 from mirrored.data.elements import Element
@@ -280,7 +280,7 @@ class Placer:
         sharding = self.device_assignment.sharded
         rows = leaf.reshape(shared_by, size, *leaf.shape[1:])
         if sharding.is_fully_addressable:
-            placed = put_parts(self._parts(rows), sharding, self.device_assignment.devices)
+            placed = put_shards(self._parts(rows), sharding, self.device_assignment.devices)
         else:
             copy = self.device_assignment.slots.stacked(owned(canonical(rows)))
             placed = jax.make_array_from_callback(copy.shape, sharding, copy.__getitem__)

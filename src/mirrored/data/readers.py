@@ -152,7 +152,7 @@ class GlobalBatches:
         while True:
             batch, count, whole = self._next_batch()
             if self._may_be_rows:
-                self._look_for_rows(batch, count)
+                self._warn_if_unbatched(batch, count)
             if self._full is None:
                 self._full = count
             if self._samples is not None and is_power_of_two(self._count + 1):
@@ -176,7 +176,7 @@ class GlobalBatches:
             )
         return padded, mask
 
-    def _look_for_rows(self, batch: Element, count: int) -> None:
+    def _warn_if_unbatched(self, batch: Element, count: int) -> None:
         """Warns if the first two batches look like single examples: vectors that do not split evenly over the replicas.
 
         The structure of a vector of features is the same as that of a batch of numbers.

@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._snapshots = Snapshots(self._completed, self._is_due_to_change)
+        self._snapshots = Snapshots(self._completed, self._failed_by_membership_change)
         self._copies = SharedCopies.of_job()
         self._writes_copies = False
         copy = self._copies.newest()
@@ -73,7 +73,7 @@ class Worker:
             self._copies.write(step, self._snapshots[step])
         self._link.report_snapshot(step)
 
-    def _is_due_to_change(self, _: Exception) -> bool:
+    def _failed_by_membership_change(self, _: Exception) -> bool:
         """Returns whether a snapshot failed because the set of workers changes; runs in a background thread."""
         return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=False)
 

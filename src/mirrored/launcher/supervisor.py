@@ -206,7 +206,7 @@ class Supervisor:
             self._wait_for_an_exit(_BLAME_SECONDS)
         culprit = min((worker for worker in self._blamable() if worker.failing or worker.code), key=_blame_order)
         if culprit.failing is not None:
-            self._await_report_of(culprit)
+            self._let_print_error(culprit)
             if culprit.failing[0] == HANG:
                 self._collect_reports(culprit)
         return _failure_of(culprit, next((worker.note for worker in self._workers if worker.note), None))
@@ -224,7 +224,7 @@ class Supervisor:
             for worker in [one for one in others if one.listen() or one.failing or one.code is not None]:
                 others.remove(worker)
                 if worker.failing is not None:
-                    self._await_report_of(worker)
+                    self._let_print_error(worker)
 
     def _wait_for_an_exit(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -235,7 +235,7 @@ class Supervisor:
             if any(worker.code or _is_culprit(worker) for worker in self._workers):
                 return
 
-    def _await_report_of(self, worker: Worker) -> None:
+    def _let_print_error(self, worker: Worker) -> None:
         """Permits a failed worker to print its error, and waits, up to a time limit, until the error is printed."""
         worker.let_go()
         end = time.monotonic() + _SHOW_SECONDS

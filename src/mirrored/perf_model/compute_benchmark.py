@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mirrored._typing import Operand
-from mirrored.perf_model.step_cost import BatchShare, TracedStep
+from mirrored.perf_model.step_cost import ReplicaProgram, TracedStep
 from mirrored.perf_model.timing import timed
 
 _AXIS = "rehearsal"
@@ -64,7 +64,7 @@ def benchmark_compute(step: TracedStep, share: int, devices: int) -> ComputeBenc
     return ComputeBenchmark(found.seconds, min(found.dispatch_seconds, idle.seconds))
 
 
-def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
+def _call(part: ReplicaProgram, mesh: Mesh) -> Callable[[], Any]:
     """Returns a function that runs one training step per call, on the donated state from the previous call."""
     assigned = [id(variable) for variable in part.pure.assigns]
     carried = [place for place, variable in enumerate(part.pure.reads) if id(variable) in assigned]
@@ -83,7 +83,7 @@ def _call(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
     return _over(mesh, part, carried, program)
 
 
-def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
+def _idle(part: ReplicaProgram, mesh: Mesh) -> Callable[[], Any]:
     """Returns a function that runs a program with the step's arrays but no computation, to measure dispatch time."""
 
     def program(state: Sequence[Any], whole: Sequence[Any], operands: Sequence[Any]) -> Any:
@@ -92,7 +92,7 @@ def _idle(part: BatchShare, mesh: Mesh) -> Callable[[], Any]:
     return _over(mesh, part, list(range(len(part.state))), program)
 
 
-def _over(mesh: Mesh, part: BatchShare, carried: Sequence[int], program: Callable[..., Any]) -> Callable[[], Any]:
+def _over(mesh: Mesh, part: ReplicaProgram, carried: Sequence[int], program: Callable[..., Any]) -> Callable[[], Any]:
     """Returns a function that runs `program` on all devices of a mesh, each time on the state of the previous call."""
     operand_specs = [_EACH if spread else _TOGETHER for spread in part.is_spread]
     # The specs declare the state replicated, as in the step. Its copies may diverge here, so `check_vma` is off.

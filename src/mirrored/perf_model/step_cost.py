@@ -50,7 +50,7 @@ class StepCost:
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchShare:
+class ReplicaProgram:
     """The program that one replica runs in a training step, without collectives, and the program's arguments.
 
     Attributes:
@@ -103,11 +103,11 @@ class TracedStep:
         self.replicas = 1 if self._device_assignment is None else self._device_assignment.num_replicas
         self.devices: tuple[jax.Device, ...] = _local_devices_like(self._device_assignment)
         if self.replicas == 1 and not any(self._spread):
-            self._spread_the_batch()
+            self._mark_batch_arguments()
         described = zip(self._described, self._spread, strict=True)
         self.share = next((int(one.shape[1]) for one, is_spread in described if is_spread and len(one.shape) > 1), 1)
 
-    def _spread_the_batch(self) -> None:
+    def _mark_batch_arguments(self) -> None:
         """Marks the arguments that form the batch: candidates whose leading dim equals that of the largest candidate.
 
         The candidates are the arrays that are new in each call; if there are none, those that no call has returned.
@@ -145,14 +145,14 @@ class TracedStep:
         with _moved(self._strategies, elsewhere):
             return self._lowered(elsewhere, replicas, share)
 
-    def part(self, share: int, copies: int) -> BatchShare:
+    def part(self, share: int, copies: int) -> ReplicaProgram:
         """Returns one replica's program for `share` examples, and arguments to run it on `copies` devices at once."""
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, alone):
             pure = self._pure(self._shapes_for(1, share), alone)
         found = zip(self._leaves, self._described, self._spread, strict=True)
         arrays = [(leaf, spread) for leaf, one, spread in found if isinstance(one, jax.ShapeDtypeStruct)]
-        return BatchShare(
+        return ReplicaProgram(
             pure,
             tuple(variable.stored()[:1] if variable.per_replica else variable.stored() for variable in pure.reads),
             tuple(self._examples(leaf, share, copies) if spread else _plain(leaf) for leaf, spread in arrays),

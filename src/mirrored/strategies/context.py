@@ -14,7 +14,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import is_eval, trace_below_tapes
 from mirrored._jax.trees import Structure
 from mirrored._typing import PyTree
-from mirrored.collectives.algorithm import reduced_alone
+from mirrored.collectives.algorithm import reduced_single_replica
 from mirrored.collectives.reduce_op import (
     CallableReduction,
     ReduceOp,
@@ -269,7 +269,7 @@ def all_reduce_for(called: str, context: ReplicaContext, reduce_op: ReduceOp | s
         check_dtype(called, op, array.dtype)
     runner = ambient().runner
     if runner is None or runner.device_assignment.num_replicas == 1:
-        reduced, given = [reduced_alone(op, array) for array in arrays], [leaf is not None for leaf in leaves]
+        reduced, given = [reduced_single_replica(op, array) for array in arrays], [leaf is not None for leaf in leaves]
     elif not leaves:
         reduced, given = [], []
     else:

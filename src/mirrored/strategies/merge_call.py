@@ -205,7 +205,7 @@ def _check(op: ReduceOp, arrays: Lists) -> None:
 # form, too.
 
 
-class _Slot:
+class _ArrayPlaceholder:
     """Placeholder for an array among the leaves of a structure whose arrays are passed separately."""
 
 
@@ -226,7 +226,7 @@ class _Rest(NamedTuple):
         return self.treedef.unflatten([next(rest) if leaf is _SLOT else leaf for leaf in self.leaves])
 
 
-_SLOT = _Slot()
+_SLOT = _ArrayPlaceholder()
 
 
 def _is_array(leaf: object) -> bool:

@@ -16,7 +16,7 @@ from mirrored._jax.arrays import as_array, is_key_dtype, key_data
 from mirrored._jax.boxes import is_live_box, payload_of
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Leaf
-from mirrored.collectives.algorithm import reduced_alone
+from mirrored.collectives.algorithm import reduced_single_replica
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_alike, check_dtype, check_dtypes
 from mirrored.collectives.stacked import (
@@ -259,7 +259,7 @@ def _reduce_plain(strategy: Strategy, called: str, op: ReduceOp, leaf: object, a
             "a Python number to sum should return jnp.asarray(number), which is always per replica",
         )
     if axes is None:
-        return reduced_alone(op, array)
+        return reduced_single_replica(op, array)
     _check_axes(called, array.shape, axes)
     with keeping_width_of([array]):
         return jnp.mean(floating(array), axes) if op is ReduceOp.MEAN else sum_along(array, axes)
@@ -317,7 +317,7 @@ def _on_its_device(function: Callable[..., Any], component: Any) -> Any:
 def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerReplica]) -> list[Any]:
     device_assignment = strategy.device_assignment
     if device_assignment is None or device_assignment.num_replicas == 1:
-        return [reduced_alone(op, as_array(component_of(value, 0))) for value in values]
+        return [reduced_single_replica(op, as_array(component_of(value, 0))) for value in values]
     runner = ambient().runner
     if runner is not None:
         for value in values:

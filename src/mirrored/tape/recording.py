@@ -17,7 +17,7 @@ from mirrored._jax.jaxprs import aval_of
 from mirrored._jax.traces import (
     Trace,
     current_trace,
-    is_cut_off,
+    is_outermost_staging,
     is_staging,
     is_staging_above,
     parent_of,
@@ -262,7 +262,9 @@ class Recording:
         # Code that suspends the tape on purpose resets the token of an eager tape, and computes in the trace that
         # encloses any other.
         trace = current_trace()
-        return True if caches.current() is not None and is_cut_off(trace) and not self._encloses(trace) else None
+        return (
+            True if caches.current() is not None and is_outermost_staging(trace) and not self._encloses(trace) else None
+        )
 
     def _encloses(self, trace: Trace | None) -> bool:
         """Returns whether `trace`, or a trace that encloses it, builds a jaxpr and encloses this tape."""

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import jax
 
-from mirrored.checkpoint.deferred import state_came
+from mirrored.checkpoint.deferred import restore_created
 from mirrored.tf._nest import is_nested, with_paths
 from mirrored.variables.creation import variable_creator_scope
 from mirrored.variables.variable import Variable
@@ -125,7 +125,7 @@ class Module:
     def __setattr__(self, name: str, value: object) -> None:
         """Sets an attribute, and completes a deferred checkpoint restore of the variables in the assigned value."""
         super().__setattr__(name, value)
-        state_came(value)
+        restore_created(value)
 
     @property
     def name(self) -> str:

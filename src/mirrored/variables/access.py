@@ -10,7 +10,7 @@ from mirrored._jax.sequences import without_lists_of_arrays
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import Tracer, current_trace, is_eval, is_eval_below, trace_below_tapes
 from mirrored._typing import Number
-from mirrored.collectives.algorithm import reduced_alone
+from mirrored.collectives.algorithm import reduced_single_replica
 from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import check_components, first_stacked, reduce_stacked
 from mirrored.errors import ContextError, TransformError, VariableError
@@ -332,7 +332,7 @@ def _aggregated_alone(assignment: Assignment, value: object) -> Any:
     is_custom = assignment.aggregates and not isinstance(variable.aggregation, VariableAggregation)
     if variable.device_assignment is None or variable.per_replica or not is_custom:
         return value
-    return reduced_alone(as_reduce_op(variable.aggregation), assignment.term(value))
+    return reduced_single_replica(as_reduce_op(variable.aggregation), assignment.term(value))
 
 
 def _write_alone(assignment: Assignment, value: object) -> Any:

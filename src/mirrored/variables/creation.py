@@ -294,7 +294,7 @@ class _RestoreWatch:
     made: Callable[[Any], Supplier | None] | None = None
 
 
-def set_watch(made: Callable[[Any], Supplier] | None) -> None:
+def set_restore_hook(made: Callable[[Any], Supplier] | None) -> None:
     """Registers a function to be called with every new variable, so that a checkpoint can restore the variable later.
 
     Args:
@@ -331,7 +331,7 @@ class Awaiting:
         """Returns the callback that will supply the variable's value, or None."""
         return self._withheld
 
-    def is_withheld_from(self, ask: Supplier) -> bool:
+    def awaits_other_than(self, ask: Supplier) -> bool:
         """Returns whether a callback other than `ask` is registered to supply the variable's value."""
         return self._withheld is not None and self._withheld is not ask
 

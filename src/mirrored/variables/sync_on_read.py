@@ -11,7 +11,7 @@ import numpy as np
 from mirrored._jax.arrays import as_array, is_key
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
-from mirrored.collectives.algorithm import reduced_alone
+from mirrored.collectives.algorithm import reduced_single_replica
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.reduce_op import as_reduce_op
 from mirrored.collectives.stacked import first_stacked, reduce_stacked
@@ -59,7 +59,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
     if only_first:
         return first_stacked(stacked, variable.device_assignment)
     if variable.num_replicas == 1:
-        return reduced_alone(
+        return reduced_single_replica(
             as_reduce_op(reduction_of(aggregation)), first_stacked(stacked, variable.device_assignment)
         )
     algorithm = variable.strategy.cross_device_ops

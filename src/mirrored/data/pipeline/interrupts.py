@@ -58,7 +58,7 @@ class RestartingCursor:
             raise
         except BaseException as error:
             self._place = None
-            if self._is_prefetched and engine().only_waited(error):
+            if self._is_prefetched and engine().interrupted_while_waiting(error):
                 self._place = count
             raise
 

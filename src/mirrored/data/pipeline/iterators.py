@@ -15,7 +15,7 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options, merged_options
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
-from mirrored.data.pipeline.nodes import KEYS, Node, Run, drawing, first_element, nodes, places_of, seeded
+from mirrored.data.pipeline.nodes import KEYS, Node, Run, drawing, first_element, nodes, random_step_ids, seeded
 from mirrored.data.pipeline.positions import (
     check_recorded,
     check_same,
@@ -381,7 +381,7 @@ class DatasetIterator(IteratedAsPython):
         return self._reading
 
     def _run(self, iteration: int, seeds: dict[int, int], continues: bool, keys: int, draws: tuple[int, int]) -> Run:
-        return Run((iteration,), (), seeds, continues, keys=keys, draws=draws, places=places_of(self._node))
+        return Run((iteration,), (), seeds, continues, keys=keys, draws=draws, places=random_step_ids(self._node))
 
     def _release(self) -> None:
         reading, self._reading = self._reading, None

@@ -334,7 +334,7 @@ def drawing(node: Node) -> list[Node]:
     return list({id(step): step for step in nodes(node) if step.draws}.values())[::-1]
 
 
-def places_of(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
+def random_step_ids(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
     """Maps `id(operation)` to a tuple of ints that numbers the operation among those that may draw random numbers.
 
     Steps that are added at the end, or that have no function, do not change the indices.
@@ -368,7 +368,7 @@ def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
     }
     for step in reversed(list(nodes(node))):
         drawn.update(step.kept_seeds())
-    places = {**run.places, **places_of(node, run.places.get(id(outer), ()))}
+    places = {**run.places, **random_step_ids(node, run.places.get(id(outer), ()))}
     return dataclasses.replace(run, path=(*run.key, number), epochs=(), seeds={**run.seeds, **drawn}, places=places)
 
 

@@ -192,7 +192,7 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
     dropped_then = any(_DROPS in one for one in grouping)
     begun = _ids_past_first_part(node, state["position"]) if state["count"] else set[int]()
     for repeat in steps:
-        for step in _ended_before_others(repeat, begun):
+        for step in _steps_that_may_have_ended(repeat, begun):
             if _DROPS not in step.grouping and not (dropped_then and isinstance(step, Batched)):
                 continue
             place = len(steps) - steps.index(step)  # from the source: another strategy can add a step at the end
@@ -200,12 +200,12 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
             if then == f"{step.name}{_size(step)}" and step.grouping in grouping:  # it dropped the same examples
                 continue
             size = re.fullmatch(rf"{step.name}(\d+)", then)
-            if not _drops_nothing(state["count"], int(size[1]) if size else 0, repeat, step):
+            if not _keeps_all_examples(state["count"], int(size[1]) if size else 0, repeat, step):
                 return True
     return False
 
 
-def _ended_before_others(node: Node, begun: set[int]) -> list[Node]:
+def _steps_that_may_have_ended(node: Node, begun: set[int]) -> list[Node]:
     """Returns the operations before a `repeat` or `concatenate` that may have reached the end of their data.
 
     `begun` has the ids of operations, including each `concatenate` whose first input may be finished
@@ -251,7 +251,7 @@ def _last(node: Node) -> Node:
     return node
 
 
-def _drops_nothing(count: int, size: int, repeat: Node, step: Node) -> bool:
+def _keeps_all_examples(count: int, size: int, repeat: Node, step: Node) -> bool:
     """Returns whether neither batch size, `size` nor `step.size`, can have dropped examples in `count` batches."""
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent

@@ -10,7 +10,7 @@ import jax
 
 from mirrored._jax.traces import current_trace, trace_below_tapes
 from mirrored._typing import PyTree
-from mirrored.checkpoint.deferred import is_expected, state_came
+from mirrored.checkpoint.deferred import is_expected, restore_created
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import (
     MIRRORED_KEY,
@@ -101,7 +101,7 @@ def _adopting_attributes(set_attribute: Callable[..., None], check: Callable[...
             adopt_made_in_scope(value)
             name_by_path(name, value)
         if is_expected():
-            state_came(value)
+            restore_created(value)
 
     return adopting
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from mirrored.checkpoint.deferred import is_expected, state_came
+from mirrored.checkpoint.deferred import is_expected, restore_created
 from mirrored.errors import ContextError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.calls import prepare
@@ -53,7 +53,7 @@ def _reporting(set_attribute: Callable[..., None]) -> Callable[..., None]:
     def reporting(self: Layer, name: str, value: object) -> None:
         set_attribute(self, name, value)
         if is_expected() and isinstance(value, _STATEFUL) and not name.startswith("_"):
-            state_came(value)
+            restore_created(value)
 
     return reporting
 

@@ -149,12 +149,12 @@ def kept_by_fit(purge: Callable[..., None]) -> Callable[..., None]:
 
 def withhold(model: Model, which: Mapping[str, bool]) -> None:
     """Makes a model's variables call `model.jax_state_sync` before they are read or assigned the next time."""
-    carrying = _Carrying(model, {group: variables_of(model, group) for group in GROUPS if which.get(group)})
+    carrying = _LoopValueSync(model, {group: variables_of(model, group) for group in GROUPS if which.get(group)})
     vars(model)[_CARRYING] = carrying
     carrying.begin()
 
 
-class _Carrying:
+class _LoopValueSync:
     """Copies the values in Keras' training loop to a model's variables before a variable is read or assigned.
 
     Attributes:
@@ -194,7 +194,7 @@ def _is_carried(model: Model) -> bool:
         for one in variables_of(model, group):
             variable = getattr(one, "mirrored", None)
             carrying = variable.awaited() if isinstance(variable, Variable) else None
-            if isinstance(carrying, _Carrying) and carrying.model is model:
+            if isinstance(carrying, _LoopValueSync) and carrying.model is model:
                 return True
     return False
 
@@ -254,7 +254,7 @@ class _Step:
     """
 
     def __init__(self, jitted: jax.stages.Wrapped, newest: deque[Any], check: SamePrograms | None) -> None:
-        self._dispatch = Dispatch(jitted, lambda missed: _KerasMisses(missed, jitted, check))
+        self._dispatch = Dispatch(jitted, lambda missed: _AheadOfTimeCompilation(missed, jitted, check))
         self._newest = newest
         self._check = check
 
@@ -278,7 +278,7 @@ class _Step:
         return self._newest[0]
 
 
-class _KerasMisses(CacheMisses):
+class _AheadOfTimeCompilation(CacheMisses):
     """Compiles a jitted Keras step before the call that donates arrays: an interrupted compilation loses no arrays."""
 
     def __init__(self, missed: Callable[..., Any], jitted: jax.stages.Wrapped, check: SamePrograms | None) -> None:

@@ -45,7 +45,7 @@ class ScopeStore(VariableStore):
 
     def whole(self, variable: VariableLike) -> Any:
         """Returns a variable's value in the `StatelessScope`, or the ordinary value if the scope has none."""
-        if self._is_drawn(variable):
+        if self._provides_stream(variable):
             return self._streams[id(variable)]
         view = self._view(variable)
         if view is None:
@@ -57,7 +57,7 @@ class ScopeStore(VariableStore):
         """Sets a variable's value in the `StatelessScope`; sets the variable itself if the scope has none."""
         self.note(variable)
         view = self._view(variable)
-        if self._is_drawn(variable):
+        if self._provides_stream(variable):
             self._streams[id(variable)] = value
         elif view is None:
             check_writable(cast(Variable, variable), None, f"assigning {variable.name}")
@@ -75,7 +75,7 @@ class ScopeStore(VariableStore):
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:
         """Returns a function that resets a variable to its value at the time of this call."""
-        if self._is_drawn(variable):
+        if self._provides_stream(variable):
             return restoring_item(self._streams, id(variable), self._streams[id(variable)])
         view = self._view(variable)
         if view is None:
@@ -86,7 +86,7 @@ class ScopeStore(VariableStore):
     def created(self, variable: VariableLike) -> None:
         """Does nothing for a new variable: variables are created eagerly, even in a trace."""
 
-    def _is_drawn(self, variable: VariableLike) -> bool:
+    def _provides_stream(self, variable: VariableLike) -> bool:
         """Returns whether `variable` is a random stream with a state in this scope; creates the state at first use."""
         if self._later is None or cast(Variable, variable).words_of_step is None:
             return False

@@ -13,7 +13,7 @@ import jax
 
 from mirrored._typing import PyTree
 from mirrored.collectives import cross_device_ops as core
-from mirrored.collectives.algorithm import reduced_alone
+from mirrored.collectives.algorithm import reduced_single_replica
 from mirrored.collectives.reduce_op import ReduceOp, check_dtype
 from mirrored.collectives.stacked import check_components, reduce_stacked
 from mirrored.collectives.summation import Group
@@ -56,7 +56,7 @@ class Direct(core.CrossDeviceOps):
         _check_destinations(destinations)
         if isinstance(per_replica_value, jax.Array):
             check_dtype("CrossDeviceOps.reduce", reduce_op, per_replica_value.dtype)
-            return reduced_alone(reduce_op, per_replica_value)
+            return reduced_single_replica(reduce_op, per_replica_value)
         if not isinstance(per_replica_value, PerReplica):
             return per_replica_value
         return _delivered(self._reduced(reduce_op, per_replica_value), per_replica_value, destinations)
