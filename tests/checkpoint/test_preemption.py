@@ -129,28 +129,33 @@ def test_of_several_managers_the_one_that_the_program_resumes_from_saves(
     managers[resumes].restore_latest()
     assert managers["recent"].latest_checkpoint is None  # the first one that was asked counts
 
-    def train() -> None:
-        for step in range(17, 20):
+    def train(steps: range) -> None:
+        for step in steps:
             managers["archive"].save(step)
             managers["recent"].save(step)
 
+    train(range(15, 17))
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(SystemExit):
-        train()
+        train(range(17, 20))
     assert [path.name for path in tmp_path.glob("*/ckpt-*")] == ["ckpt-17"]
     assert (tmp_path / resumes / "ckpt-17").is_dir()
 
 
+@pytest.mark.parametrize("has_saved", [False, True])
 def test_a_manager_that_no_step_saves_with_does_not_keep_another_one_from_saving(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_saved: bool
 ) -> None:
-    """As in a program with two trainings, one after the other."""
+    """The first manager is one of pretrained weights, or of a training that has ended."""
     monkeypatch.setattr(handlers, "_made", [])
     checkpoint = Checkpoint(v=mr.Variable(0.0))
     first, second = (CheckpointManager(checkpoint, tmp_path / name, 3, 10, save_on_preemption=True) for name in "ab")
     first.restore_latest()
+    if has_saved:
+        first.save(1)
     signal.raise_signal(signal.SIGTERM)
-    assert second.save(1) is None
+    if has_saved:
+        assert second.save(1) is None
     with pytest.raises(SystemExit):
         second.save(2)
     assert (tmp_path / "b" / "ckpt-2").is_dir()

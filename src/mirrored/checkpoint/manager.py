@@ -62,8 +62,8 @@ class CheckpointManager:
             all workers at the same step regardless of the interval, waits until the checkpoint is on disk, prints a
             message, and ends the program with exit status 0. Call `save` at every step for this to work. The next start
             resumes with `restore_latest`. Default: True if `mirrored run` started the program. `mirrored run` kills a
-            program that does not end in time. Of several managers, the first one that the program has asked for its
-            newest checkpoint saves, if it is called at every step, too: the next start resumes from there.
+            program that does not end in time. Of several managers that are called at every step, the first one that
+            the program has asked for its newest checkpoint saves: the next start resumes from there.
 
     Context: all workers of a job call each method together, at the same step.
 

@@ -73,7 +73,8 @@ class Preemption:
         self._polls = 0
         self._due: int | None = None
         self._is_forked = False
-        self._resumed: weakref.ref[object] | None = None
+        self._resumed: list[weakref.ref[object]] = []
+        self._polling: weakref.WeakSet[object] = weakref.WeakSet()
         self._passed_over: weakref.WeakSet[object] = weakref.WeakSet()
         self._previous = _install(self._on_signal)
         in_forked_children(self._reset)
@@ -90,9 +91,11 @@ class Preemption:
             atexit.register(self._stop)
 
     def note_resumed(self, manager: object) -> None:
-        """Records that the program resumes from a manager's newest checkpoint; the first living manager counts."""
-        if self._resumed is None or self._resumed() is None:
-            self._resumed = weakref.ref(manager)
+        """Records that the program resumes from a manager's newest checkpoint.
+
+        The first manager counts that saves, too: one of pretrained weights only restores.
+        """
+        self._resumed.append(weakref.ref(manager))
 
     def poll(self, manager: object = None) -> bool:
         """Returns whether `manager` must save and all workers must exit after this step.
@@ -102,10 +105,13 @@ class Preemption:
 
         Context: once per step and manager, on every worker.
         """
+        if manager is not None:
+            self._polling.add(manager)
         return self._is_due() and self._is_turn_of(manager)
 
     def _is_turn_of(self, manager: object) -> bool:
-        resumed = None if self._resumed is None else self._resumed()
+        saving = (one for found in self._resumed if (one := found()) is not None and one in self._polling)
+        resumed = next(saving, None)
         if resumed is None or resumed is manager or manager in self._passed_over:
             return True
         self._passed_over.add(manager)
