@@ -21,6 +21,7 @@ from flax import nnx
 import mirrored as mr
 import mirrored.tf as tf
 from mirrored.errors import ArgumentError, EndOfDataError
+from mirrored.integrations.keras.calls import converted_by, prepare
 
 numbers_of_module = np.random.default_rng(0)
 iterator_of_module = iter([1.0, 2.0])
@@ -349,6 +350,27 @@ def test_elements_taken_from_a_captured_container_are_refused(name: str) -> None
     for _ in range(2):  # nothing is lost by the refused call
         with pytest.raises(ArgumentError, match="removed elements from (.|\n)*the same at every call"):
             step()
+
+
+@pytest.mark.parametrize("wraps", ["AutoGraph", "the user"])
+def test_elements_that_a_wrapped_method_takes_are_refused(wraps: str) -> None:
+    class Taking(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = collections.deque([1.0, 2.0, 3.0])
+
+        def call(self, x: Any) -> Any:
+            return x * self.rows.popleft()
+
+    if wraps == "AutoGraph":
+        with converted_by(lambda function: function):
+            prepare(Taking)
+    else:
+        call = Taking.call
+        Taking.call = functools.wraps(call)(lambda *args: call(*args))  # type: ignore[method-assign]
+    model = Taking()
+    with pytest.raises(ArgumentError, match="removed elements from (.|\n)*the same at every call"):
+        mr.function(lambda: model(np.ones((2, 3), np.float32)))()
 
 
 def test_what_a_trace_appends_is_not_refused() -> None:

@@ -210,8 +210,15 @@ def _named_by_methods(kind: type) -> frozenset[str] | None:
 def _found_in_methods(kind: type) -> frozenset[str] | None:
     if all(map(_is_class_of_user, kind.__mro__)):
         return None
-    methods = [part for base in kind.__mro__ if is_users(base) for part in vars(base).values()]
-    return frozenset().union(*(names_in(part.__code__)[1] for part in methods if isinstance(part, types.FunctionType)))
+    members = [part for base in kind.__mro__ if is_users(base) for part in vars(base).values()]
+    return frozenset().union(*(names_in(one.__code__)[1] for part in members for one in with_wrapped(part)))
+
+
+def with_wrapped(function: object) -> Iterator[types.FunctionType]:
+    """Yields a function and those that it wraps; for example the `call` of a Keras layer that AutoGraph can convert."""
+    while isinstance(function, types.FunctionType):
+        yield function
+        function = vars(function).get("__wrapped__")
 
 
 def is_users(owner: types.ModuleType | types.FunctionType | type) -> bool:

@@ -33,6 +33,7 @@ from mirrored.compilation.captured_objects import (
     nested,
     of_user,
     reads_in,
+    with_wrapped,
 )
 from mirrored.errors import ArgumentError
 from mirrored.runtime.hooks import IteratedAsPython
@@ -361,7 +362,8 @@ def codes_of(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) -> list[
     for kind in {type(value) for _, value in deep}:
         own = [item for base in kind.__mro__ if is_users(base) for item in vars(base).items()]
         for name, part in own:
-            methods.setdefault(name, []).append(_function_of(part))
+            function = _function_of(part)
+            methods.setdefault(name, []).extend([*with_wrapped(function)] or [function])
         called |= {name for name, _ in own if has_base_of_library(kind) or name.startswith("__")} - _OF_LIFETIMES
     found: list[types.CodeType] = []
     while waiting or called:
