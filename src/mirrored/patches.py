@@ -232,7 +232,7 @@ def undo(package: str) -> None:
 
 def is_applied(package: str) -> bool:
     """Returns whether mirrored currently replaces (monkey-patches) any attribute of a package."""
-    return any(one.package == package for one in _applied)
+    return package in {one.package for one in _applied}  # Python ignores an interrupt in a generator that it closes
 
 
 def applied(package: str) -> frozenset[str]:
