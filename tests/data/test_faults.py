@@ -12,11 +12,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grain
 import numpy as np
 import pytest
+from grain import experimental
 
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import ArraySpec, Dataset, feed
+from mirrored.data.engine import PRIVATE_NAMES
 from mirrored.errors import InputError, MissingExtraError, StructureError
 
 pytestmark = pytest.mark.timeout(30)
@@ -316,3 +319,10 @@ def test_a_prefetched_source_that_does_not_return_is_left_to_its_thread(
     assert not is_closed.is_set()
     live.put(3)
     assert is_closed.wait(10), "the thread closes the source"
+
+
+def test_grain_has_the_private_names_by_which_a_prefetch_thread_is_stopped() -> None:
+    elements = grain.MapDataset.range(3).to_iter_dataset()
+    iterator = iter(experimental.ThreadPrefetchIterDataset(elements, prefetch_buffer_size=1))
+    assert [name for name in PRIVATE_NAMES if not hasattr(iterator, name)] == []
+    iterator.close()

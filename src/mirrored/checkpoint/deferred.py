@@ -41,12 +41,12 @@ class NoticingList(UserList[Any]):
     def append(self, item: object) -> None:
         """Appends an item, and restores the item's state at once if a restored checkpoint contains this state."""
         self.data.append(item)
-        _item_came(item)
+        _restore_item(item)
 
     def insert(self, i: int, item: object) -> None:
         """Inserts an item, and restores the item's state at once if a restored checkpoint contains this state."""
         self.data.insert(i, item)
-        _item_came(item)
+        _restore_item(item)
 
     def extend(self, other: Iterable[Any]) -> None:
         """Appends items, and restores their state at once if a restored checkpoint contains this state."""
@@ -63,10 +63,11 @@ class NoticingList(UserList[Any]):
 
     def __setitem__(self, i: SupportsIndex | slice, item: Any) -> None:
         self.data[i] = item
-        _item_came(item)
+        _restore_item(item)
 
 
-def _item_came(item: object) -> None:
+def _restore_item(item: object) -> None:
+    """Restores the state of an item that is added to a list, unless it is an entry: an entry is a new value."""
     if not is_entry(item):
         restore_created(item)
 
@@ -124,11 +125,11 @@ def noticing(value: object) -> Any:
     return NoticingDict(value) if type(value) is dict else value
 
 
-def assigned(value: Any, before: object) -> tuple[Any, bool]:
-    """Returns the list or dict behind a view that is assigned to a part of a checkpoint; other values unchanged.
+def without_view(value: Any, before: object) -> tuple[Any, bool]:
+    """Returns what is assigned to a part of a checkpoint, without its view, and whether it keeps its own values.
 
-    Also returns whether nothing in it is to be restored: ``checkpoint.part += [...]`` assigns the list to which it has
-    added items, and ``checkpoint.part = [*checkpoint.part, entry]`` a list of entries in place of another list.
+    What keeps its values is not restored: ``checkpoint.part += [...]`` assigns the same list again, and
+    ``checkpoint.part = [*checkpoint.part, entry]`` assigns a list of entries in place of another list.
 
     Args:
         value: What is assigned.
@@ -281,9 +282,10 @@ def is_expected() -> bool:
 
 
 class _UseOfAttribute:
-    """The callback of a new variable that is an attribute: an assignment restores it first, too, so that it counts.
+    """The callback of a new variable that is an attribute: restores all new variables before its first read or write.
 
-    It keeps the checkpoints alive, because the program may drop the object before it uses the variable.
+    A write restores them, too, so that `assert_consumed` finds the variable restored. The callback keeps the
+    checkpoints alive, because the program may drop the object before it uses the variable.
     """
 
     def __init__(self) -> None:
@@ -297,10 +299,11 @@ class _UseOfAttribute:
 
 
 def restores_when_used(variable: Variable, checkpoint: Waiting) -> bool:
-    """Leaves a new variable that has become an attribute to `restore_new_variables`, if it is still unused.
+    """Defers the restore of a new variable that has become an attribute to its first use; returns whether it does.
 
-    This reads the values of all new variables together; reading them one by one takes long. One that becomes another
-    attribute, too, is restored now: it may lose its first name.
+    At the first use of one of them, `restore_new_variables` reads the values of all new variables together, which takes
+    less time than reading them one by one. Only an unused variable is deferred. A variable that becomes an attribute
+    for the second time is restored now, because it may lose its first name.
     """
     _, since = _waiting.get(id(checkpoint), (None, _fresh.count))
     if _fresh.is_restoring or _is_withheld(variable) or not _fresh.is_untouched(variable, since):
@@ -316,7 +319,7 @@ def restores_when_used(variable: Variable, checkpoint: Waiting) -> bool:
 
 
 def _is_withheld(variable: Variable) -> bool:
-    """Whether other code supplies a variable's value: the loop state of Keras' `fit`."""
+    """Returns whether code other than a restore supplies a variable's value, such as the training loop of Keras."""
     return variable.awaits_other_than(restore_new_variables) and not isinstance(variable.awaited(), _UseOfAttribute)
 
 

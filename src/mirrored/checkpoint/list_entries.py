@@ -22,7 +22,7 @@ from mirrored.checkpoint.leaves import is_number
 from mirrored.checkpoint.saved import Saved
 from mirrored.variables import Variable
 
-_DEPTH: Final = 8
+_DEPTH: Final = 8  # containers within containers that are searched; what is deeper is no entry
 
 
 def is_entry(value: object) -> bool:
@@ -67,7 +67,8 @@ class OwnLists:
         return found[0] if found else None
 
 
-def _values(value: Any, depth: int) -> Iterator[object]:
+def _values(value: Any, depth: int) -> Iterator[object]:  # Any: a container of any kind
+    """Yields the values in nested dicts, lists, tuples and plain dataclasses, down to a number of levels."""
     kind = type(value)
     if depth == 0:
         yield value

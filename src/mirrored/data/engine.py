@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import grain
 from grain import experimental
@@ -20,6 +20,8 @@ from mirrored.data.cursors import Cursor
 
 _MAX_THREADS = 16
 _PAST_ELEMENT_SECONDS = 0.05
+PRIVATE_NAMES: Final = ("_prefetch_thread", "_prefetch_should_stop", "_clear_buffer")
+"""The private names of Grain's prefetch iterator that `_Raising` uses."""
 _QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
 
@@ -247,7 +249,9 @@ class _Raising(_Wrapper):
     def _stop_unstarted(self) -> threading.Thread | None:
         """Returns Grain's thread. If an interrupt stopped its start, discards it: Grain cannot wait for it."""
         grain_iterator: Any = self._reading
-        thread: threading.Thread | None = getattr(grain_iterator, "_prefetch_thread", None)
+        if not all(hasattr(grain_iterator, name) for name in PRIVATE_NAMES):
+            return None
+        thread: threading.Thread | None = grain_iterator._prefetch_thread
         if thread is None or thread.ident is not None:
             return thread
         grain_iterator._prefetch_should_stop.set()  # if it begins yet, it reads nothing; the next one has its own event

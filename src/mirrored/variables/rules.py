@@ -227,7 +227,7 @@ def _check_range(value: object, wanted: DTypeLike, called: str, name: str | None
 
 
 def _outside(value: object, low: int, high: int) -> int | None:
-    """Returns an integer in a host value that is less than `low` or greater than `high`; None if there is none."""
+    """Returns an integer in a host value that is less than `low` or greater than `high`, or None."""
     if isinstance(value, list | tuple):
         return next((found for one in value if (found := _outside(one, low, high)) is not None), None)
     if isinstance(value, int):

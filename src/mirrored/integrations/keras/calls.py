@@ -61,7 +61,7 @@ def convertible(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if not isinstance(function, types.MethodType) or function.__name__ != "call":
         return function
-    layer_class: Any = type(function.__self__)
+    layer_class: Any = type(function.__self__)  # `call` is an attribute that user classes define
     if function.__func__ is not getattr(layer_class, "call", None):
         return function
     prepare(layer_class)

@@ -44,7 +44,7 @@ class Place:
         return self.name
 
     def read(self) -> Any:
-        """Returns the current value; malt's marker of an undefined variable if there is none."""
+        """Returns the current value, or AutoGraph's marker of an undefined variable."""
         try:
             if self.kind == "attribute":
                 return getattr(self.owner, self.key)
