@@ -51,7 +51,7 @@ def test_an_assignment_that_computes_in_32_bits_is_refused(assign, in_scope, dty
     v = wide(dtype, strategy if in_scope else None)
     with pytest.raises(VariableError, match=REFUSED.format(dtype)):
         assign(v)
-    assert (v.initial().dtype, v.numpy().tolist()) == (dtype, [1, 1, 1])
+    assert (v.stored_value().dtype, v.numpy().tolist()) == (dtype, [1, 1, 1])
     with jax.enable_x64(True):
         mr.function(lambda: v.assign_add(np.ones(3, dtype)))()  # it named the type that XLA had not expected
         assert v.numpy().tolist() == [2, 2, 2]
@@ -68,7 +68,7 @@ def test_the_assignments_of_replicas_are_refused(method, options, dtype, strateg
     v = wide(dtype, strategy, **options)
     with pytest.raises(VariableError, match=REFUSED.format(dtype)):
         strategy.run(lambda: getattr(v, method)(np.ones(3, dtype)))
-    assert v.initial().dtype == dtype
+    assert v.stored_value().dtype == dtype
 
 
 def test_the_assignments_of_components_and_updates_are_refused(strategy):
@@ -83,7 +83,7 @@ def test_the_assignments_of_components_and_updates_are_refused(strategy):
     ):
         with pytest.raises(VariableError, match=REFUSED.format("float64")):
             assign()
-    assert (v.initial().dtype, m.initial().dtype) == (jnp.float64, jnp.float64)
+    assert (v.stored_value().dtype, m.stored_value().dtype) == (jnp.float64, jnp.float64)
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
@@ -92,7 +92,7 @@ def test_the_update_of_an_optimizer_is_refused():
     optimizer = mr.optimizers.SGD(0.1)
     with pytest.raises(VariableError, match=REFUSED.format("float64")):
         optimizer.apply_gradients([(jnp.ones(3), v)])
-    assert v.initial().dtype == jnp.float64
+    assert v.stored_value().dtype == jnp.float64
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float64", 1 / 3), ("int64", 2**40 + 1)])
@@ -114,5 +114,5 @@ def test_copies_keep_the_dtype():
     v = wide("float64")
     v.assign(array_of("float64", 1 / 3))
     for copied in (copy.deepcopy(v), pickle.loads(pickle.dumps(v))):
-        assert copied.initial().dtype == copied.dtype == jnp.float64
+        assert copied.stored_value().dtype == copied.dtype == jnp.float64
         assert copied.numpy().tolist() == [1 / 3] * 3

@@ -29,5 +29,5 @@ def test_an_initial_array_of_64_bits_keeps_its_width(is_weak, in_scope, synchron
     assert array.weak_type == is_weak
     with strategy.scope():
         v = mr.Variable(array, synchronization=synchronization, aggregation="ONLY_FIRST_REPLICA")
-    assert v.dtype == v.initial().dtype == dtype
+    assert v.dtype == v.stored_value().dtype == dtype
     assert v.numpy().tolist() == [value] * 3

@@ -193,7 +193,7 @@ class _Fresh:
         key = id(variable)
         own = weakref.ref(variable, lambda _: self.variables.pop(key, None))
         self.count += 1
-        self.variables[key] = own, weakref.ref(variable.initial()), self.count
+        self.variables[key] = own, weakref.ref(variable.stored_value()), self.count
 
     def drop(self, variables: Iterable[Variable]) -> None:
         for variable in variables:
@@ -202,7 +202,7 @@ class _Fresh:
     def is_untouched(self, variable: Variable, since: int) -> bool:
         """Returns whether a variable created after the `since`-th one still has its initial value."""
         own, first, number = self.variables.get(id(variable), (None, None, 0))
-        return own is not None and number > since and first is not None and first() is variable.initial()
+        return own is not None and number > since and first is not None and first() is variable.stored_value()
 
     def untouched(self) -> list[tuple[Variable, int]]:
         """Returns the variables that still have their initial value, each with its serial number."""
@@ -210,7 +210,7 @@ class _Fresh:
         return [
             (one, number)
             for one, first, number in entries
-            if one is not None and first is not None and one.initial() is first
+            if one is not None and first is not None and one.stored_value() is first
         ]
 
 

@@ -70,7 +70,7 @@ class PartialSums:
 
     @property
     def rows(self) -> int:
-        """The number of rows that every device exchanges: the largest number of partial sums that any device has."""
+        """The number of partial sums that every device sends: the largest number that any device has."""
         return max(map(len, self._nodes))
 
     @property

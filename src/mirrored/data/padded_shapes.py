@@ -28,7 +28,7 @@ def padded_shapes_of(shapes: PyTree, treedef: Structure, called: str) -> list[An
 
 
 def checked_shape(shape: Any, called: str) -> tuple[int | None, ...] | None:
-    """Returns a padded shape as a tuple of integers and None; raises StructureError for what is no shape."""
+    """Converts a padded shape to a tuple of integers and None, or raises a StructureError."""
     if shape is None:
         return None
     try:

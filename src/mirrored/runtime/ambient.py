@@ -177,7 +177,7 @@ class ReadListener(Protocol):
         ...
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Called after `value` was assigned by a framework that differentiates assignments, such as Flax NNX.
+        """Called after Flax NNX, whose gradients flow through assignments, assigned `value` to the variable.
 
         None means that the variable's newest assignment has no derivative (the update of an optimizer). Nor has any
         other assignment.
@@ -230,6 +230,6 @@ def announce_write(variables: Sequence[ReadableVariable]) -> None:
 
 
 def announce_reassignment(variable: ReadableVariable, value: object) -> None:
-    """Notifies this thread's listeners of an assignment by a framework that differentiates assignments (Flax NNX)."""
+    """Notifies this thread's listeners of an assignment by Flax NNX, whose gradients flow through assignments."""
     for listener in ambient().listeners:
         listener.on_reassign(variable, value)

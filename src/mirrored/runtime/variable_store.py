@@ -103,7 +103,7 @@ class VariableStore(StagedRollback):
         """Returns a variable's newest value; gradients flow to the old value, or through a differentiable assignment.
 
         An ordinary assignment has no derivative, so gradients flow to the value that `before` returns. They flow
-        through the assignment if it was made by a framework that differentiates assignments.
+        through an assignment by Flax NNX, which differentiates assignments.
         """
         self.rereads = True
         if not self.under_tape or id(variable) in self.differentiated:

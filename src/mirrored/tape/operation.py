@@ -421,7 +421,10 @@ def linearize(function: Flat, args: Sequence[Any], watched: Sequence[int]) -> tu
 def linearize_with(
     function: Flat, args: Sequence[Any], watched: Sequence[int], beside: Callable[[], list[Any]]
 ) -> tuple[list[Any], Any, list[Any]]:
-    """Computes a function's results and pullback, and the results of `beside()`, which is not differentiated."""
+    """Computes a function's results, their pullback, and auxiliary results, as ``jax.vjp(has_aux=True)`` does.
+
+    The function `beside` returns the auxiliary results. It is called during the trace, after `function`.
+    """
 
     def of_watched(*chosen: Any) -> tuple[list[Any], list[Any]]:
         full = list(args)

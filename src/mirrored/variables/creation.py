@@ -311,8 +311,8 @@ class Awaiting:
     _withheld: Supplier | None = None
     _array: Any
 
-    def initial(self) -> Any:
-        """Returns the stored value, even if a restored checkpoint has another value for the variable."""
+    def stored_value(self) -> Any:
+        """Returns the array that is stored now, without first taking the value that a restored checkpoint supplies."""
         return self._array
 
     def await_value(self) -> None:

@@ -247,7 +247,7 @@ def note_former(variables: Iterable[Any]) -> None:
     for variable in variables:
         if id(variable) not in before:
             variable.mark_shared()  # a step that donates the buffer must copy it first
-            before[id(variable)] = variable, variable.initial(), variable.awaited()
+            before[id(variable)] = variable, variable.stored_value(), variable.awaited()
 
 
 def with_storage_rollback(call: Callable[[], T]) -> T:

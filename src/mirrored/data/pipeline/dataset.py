@@ -278,7 +278,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         return self.iterator(type(self).hand_out)
 
     def iterator(self, hand_out: Callable[[Element], Any]) -> DatasetIterator:
-        """Returns a new iterator that yields `hand_out(element)` for every element."""
+        """Returns a new iterator that yields the elements, each converted by the function `hand_out`."""
         note_iteration()
         return DatasetIterator(self._node, hand_out, type(self).end_error)
 

@@ -205,9 +205,9 @@ def _scaled_losses(share: _Share) -> Iterator[None]:
 
 
 def in_step() -> bool:
-    """Returns whether an overridden ``train_step(self, data)`` is running, so that Keras scales each replica's loss.
+    """Returns whether an overridden ``train_step(self, data)`` is running.
 
-    The scaled losses of all replicas sum to the mean over the global batch.
+    Keras then scales the loss of each replica; the scaled losses of all replicas sum to the mean over the global batch.
     """
     return _share.get() is not None
 

@@ -103,7 +103,7 @@ def stored_at_once(made: Variable, value: object) -> bool:
 
 def lose_deleted(variable: Variable) -> None:
     """Makes reads of a variable fail if its array was donated to a failed step of `fit`."""
-    value = variable.initial()
+    value = variable.stored_value()
     if isinstance(value, jax.Array) and value.is_deleted():
         variable.lose("it was donated to a step of fit that did not end")
 
