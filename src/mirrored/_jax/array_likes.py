@@ -56,7 +56,7 @@ def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
 
 
 def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
-    """Returns `values` with each registered array-like object replaced by its array, read inside ``with context():``.
+    """Converts the registered array-like objects among `values` to arrays, inside a ``with context():`` block.
 
     JAX converts the operands of a primitive when it applies the primitive, but not the arguments of a function with a
     custom derivative rule if a transformation such as `vmap` forwards the call.

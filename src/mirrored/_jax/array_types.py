@@ -23,7 +23,7 @@ def weakly_typed(array: jax.Array) -> jax.Array:
 
 
 def not_weakly_typed(array: jax.Array) -> jax.Array:
-    """Returns the array with a type that is not weak, and with its 64 bits if it has them."""
+    """Makes a weakly typed array strongly typed, and keeps its dtype even if that has 64 bits."""
     if not getattr(array, "weak_type", False):
         return array
     with keeping_width_of([array]):

@@ -185,7 +185,7 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Returns the `_contents` of a stand-in; a dummy `JVPTracer` makes `jax.closure_convert` hoist float stand-ins."""
+    """Implements `_contents` of stand-in tracers; makes `jax.closure_convert` hoist float and complex stand-ins."""
     # `closure_convert` hoists a captured constant only if the constant is, or contains (by its method `_contents`), a
     # `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):

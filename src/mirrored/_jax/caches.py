@@ -100,7 +100,7 @@ put_replica: Callable[[Hashable], None] = replica_holder.set_local
 
 
 def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
-    """Restores this thread's saved tracing-cache tokens, except a `token` that belongs to a compiled function's trace.
+    """Sets this thread's tracing-cache tokens to saved values; ignores a saved `token` of a compiled function's trace.
 
     The trace may have taken a newer token meanwhile (`renew`). Under the older one, JAX would find helpers that have
     captured the old values of variables.
@@ -141,7 +141,7 @@ class using:
 
 
 class _TapeToken:
-    """A tracing-cache token for the tapes of one thread; deleting the token allows another thread to reuse its name."""
+    """Reserves a tracing-cache token (a string) for one thread's tapes; deletion frees the token for other threads."""
 
     _pool: ClassVar[list[str]] = []
 

@@ -148,7 +148,10 @@ def _lost_inside(equation: JaxprEqn, jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence
 
 
 def _lost_in_scan(params: Mapping[str, Any], jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int]) -> int:
-    """Returns the bit mask of inputs that custom derivatives in a `scan` close over, by fixed-point iteration."""
+    """Returns the bit mask of the inputs that custom-derivative functions in a `scan` close over, in any iteration.
+
+    Repeats the dataflow analysis of the loop body until the bit masks of the carries no longer change.
+    """
     start, count = scan_split(params)
     before: list[int] = []
     after = list(masks)

@@ -72,7 +72,7 @@ def detect(timeout_seconds: int) -> Detected | None:
 
 
 def _methods() -> list[Any]:
-    """Returns JAX's default classes for the detection of a cluster, without Kubernetes outside of an indexed job.
+    """Returns JAX's default classes for cluster detection; includes Kubernetes only inside an indexed job.
 
     Kubernetes is omitted outside an indexed job, where it does not describe the other processes, and without its Python
     package, where JAX's method only warns.

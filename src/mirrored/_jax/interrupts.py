@@ -84,7 +84,7 @@ class DispatchJob:
                 self.interruption = self.interruption or error
 
     def wait_or_cancel(self) -> None:
-        """Waits for the end of the call, or cancels the call if an interrupt has arrived before it began.
+        """Waits until the call is done; if an interrupt arrived before the call began, cancels the call instead.
 
         Also cancels a call whose thread was not started.
         """

@@ -329,7 +329,7 @@ def calls_host(closed: ClosedJaxpr) -> bool:
 
 
 def passes_first_operands(eqn: JaxprEqn) -> bool:
-    """Returns whether a non-call equation, such as `composite`, passes its first operands in order to an inner jaxpr.
+    """Returns whether a non-call equation, such as `composite`, gives its inner jaxpr the first operands as inputs.
 
     Those of `lax.custom_root` (a primitive of its own from JAX 0.12) are the solver's constants and the first guess.
     """

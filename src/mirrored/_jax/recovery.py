@@ -181,7 +181,7 @@ def sum_of_all(value: np.ndarray[Any, Any], devices: Sequence[jax.Device], index
 
 
 def release_waiters(index: int, num_processes: int) -> None:
-    """Makes a thread that waits for the device topology of a lost process stop waiting and raise an error.
+    """Unblocks a thread that waits for the device topology of a lost process; the wait ends with an error.
 
     Context: another thread than the one that waits.
     """

@@ -26,10 +26,10 @@ _WEAK: Final = ((np.bool_, False), (np.integer, 0), (np.floating, 0.0), (np.comp
 
 
 def beside(value: Any, dtype: DTypeLike) -> Any:
-    """Converts a list or tuple to an array for an operation with an array of `dtype`; keeps that dtype if possible.
+    """Converts a list or tuple to an array of `dtype`, or of a wider kind of dtype if the elements need one.
 
-    As for a Python number, the result has the array's dtype, or that of a wider kind if the elements need it: floats
-    are float32 next to integers.
+    The result is an operand next to an array of `dtype`, and is promoted like a Python number: floats are float32 next
+    to integers.
 
     Args:
         value: A list or tuple of numbers, arrays, variables and lists of them.

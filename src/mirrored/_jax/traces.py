@@ -167,7 +167,7 @@ def thread_state() -> TraceState:
 
 
 def restore_thread_state(saved: TraceState) -> None:
-    """Restores the JAX state that `thread_state` returned, except the cache token of a compiled function's trace."""
+    """Sets this thread's JAX state to a saved state; ignores a saved cache token of a compiled function's trace."""
     _core.trace_ctx.set_trace(saved.trace)
     _core.trace_ctx.set_axis_env(saved.axis_env)
     caches.restore_tokens(saved.token, saved.replica_token)

@@ -77,7 +77,7 @@ def tree_map(
 
 
 def with_new_containers(value: PyTree) -> Any:
-    """Returns a pytree of the same leaves in new dicts and lists, so that changes of one do not show in the other."""
+    """Returns a copy of a pytree with new containers, such as dicts and lists, but the same leaf objects."""
     kind = type(value)
     if kind is dict:  # these three without JAX, whose flattening costs ten times as much, for each element of a dataset
         return {key: with_new_containers(part) for key, part in value.items()}
@@ -133,9 +133,10 @@ def in_order_of(like: PyTree, value: PyTree) -> Any:
 
 
 def positions_in_order(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[int, ...]:
-    """Returns the positions of a pytree's leaves in JAX's flattening order, sorted by the original key order of dicts.
+    """Returns the indices that reorder ``jax.tree.leaves(value)`` into the original key order of the dicts.
 
-    Dicts inside nodes of registered classes have their keys sorted, as in JAX.
+    For ``{"b": x, "a": y}``, whose leaves JAX lists as ``[y, x]``, the result is ``(1, 0)``. Dicts inside
+    nodes of registered classes have their keys sorted, as in JAX.
     """
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)[0]]
     positions = range(len(paths))
@@ -161,7 +162,7 @@ def _rank(value: Any, path: Sequence[Any], orders: dict[int, dict[Any, int]]) ->
 
 
 def order_of_keys(value: PyTree) -> tuple[Any, ...]:
-    """Returns the order of the keys in a pytree's dicts as a hashable value; () if all are sorted, JAX's own order.
+    """Returns the key order of a pytree's dicts as a hashable value; ``()`` if the keys of every dict are sorted.
 
     Two pytrees of equal structure have equal orders if and only if code that iterates over their dicts meets the same
     keys in the same order. Dicts inside nodes of registered classes have their keys sorted, as in JAX.
