@@ -165,7 +165,10 @@ class DataflowRules:
         return tuple(union((index, *output)) for output in outputs)
 
     def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
-        """Returns the union of the operations in a jaxpr that vary whatever their inputs are, such as `axis_index`."""
+        """Returns, as an `EquationDataflow`, whether a jaxpr contains value sources, and whether any is not repeatable.
+
+        A `ValueSource`, such as `axis_index`, sets `ALWAYS` in `varies`; one that is not repeatable also in `depends`.
+        """
         found = self._sources.get(id(jaxpr))
         if found is None:
             found = self._sources[id(jaxpr)] = union(

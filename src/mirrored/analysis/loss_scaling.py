@@ -300,9 +300,9 @@ class LossScaling:
     def _means_formed(
         self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]
     ) -> tuple[frozenset[Mean], frozenset[Mean]]:
-        """Returns two sets of means, per-replica and global, whose derivative 1/n an equation combines with batch data.
+        """Returns two sets: the per-replica means and the global means whose derivatives are operands of an equation.
 
-        The first set has the means over one replica's batch, the second those over the batches of all replicas. The
+        Per-replica means are over one replica's batch, global means over the batches of all replicas together. The
         source line of a mean is that of the equation, or else that of the innermost call around it that has one.
         """
         means = {(size, False) for operand in operands for size in self._averaged_sizes(operand, 1, self._replicas)}
@@ -327,9 +327,10 @@ class LossScaling:
         return any(derivatives) and any(operand.weights for operand in operands)
 
     def _averaged_sizes(self, operand: _Value, replicas: int, others: int) -> set[int]:
-        """Returns the batch sizes n such that an operand's divisor is due to n * `replicas` rather than n * `others`.
+        """Returns the batch sizes n for which an operand's divisor is n * `replicas`, and cannot be n * `others`.
 
-        A coefficient equal to the number of replicas undoes the division by it.
+        The divisor may have further factors: sizes of other dimensions, over which a mean may also be taken. A
+        coefficient equal to the number of replicas undoes the division by that number.
         """
         if operand.broadcast is None:
             return set()

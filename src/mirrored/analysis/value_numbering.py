@@ -252,7 +252,10 @@ class ValueNumbering:
         return "jaxpr", consts, inputs, eqns, tuple(map(read, jaxpr.outvars))
 
     def _key(self, value: object) -> Hashable:
-        """Returns a key for a parameter of an equation. An object of unknown type equals only itself."""
+        """Converts the value of an equation's parameter to a hashable key; equal keys mean equal values.
+
+        An object of unknown type equals only itself.
+        """
         if value is None or isinstance(value, (bool, int, str)):
             return value
         if isinstance(value, (Jaxpr, ClosedJaxpr)):
