@@ -67,7 +67,7 @@ class NoticingList(UserList[Any]):
 
 
 def _restore_item(item: object) -> None:
-    """Restores the state of an item that is added to a list, unless it is an entry: an entry is a new value."""
+    """Restores the state of an item that is added to a list; skips numbers and containers of numbers (`is_entry`)."""
     if not is_entry(item):
         restore_created(item)
 
@@ -200,7 +200,7 @@ class _Fresh:
             self.variables.pop(id(variable), None)
 
     def is_untouched(self, variable: Variable, since: int) -> bool:
-        """Returns whether a variable created after the `since`-th one still has its initial value."""
+        """Returns whether a variable has a serial number above `since` and still has its initial value."""
         own, first, number = self.variables.get(id(variable), (None, None, 0))
         return own is not None and number > since and first is not None and first() is variable.stored_value()
 
@@ -250,7 +250,7 @@ def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
 
 
 def _attributes(keeper: object) -> dict[str, Any]:
-    """Returns the ``__dict__`` of an object itself, even of a proxy whose class returns that of another object."""
+    """Returns the ``__dict__`` of an object itself, even if the object is a proxy that forwards attribute access."""
     attributes: dict[str, Any] = object.__getattribute__(keeper, "__dict__")
     return attributes
 
@@ -282,10 +282,11 @@ def is_expected() -> bool:
 
 
 class _UseOfAttribute:
-    """The callback of a new variable that is an attribute: restores all new variables before its first read or write.
+    """Callback for the first use of a new variable that is an attribute; it restores all new variables.
 
-    A write restores them, too, so that `assert_consumed` finds the variable restored. The callback keeps the
-    checkpoints alive, because the program may drop the object before it uses the variable.
+    The first use is a read or a write. A write restores the variables, too, so that `assert_consumed` finds
+    them restored. The callback keeps the checkpoints alive, because the program may drop the object before it uses the
+    variable.
     """
 
     def __init__(self) -> None:

@@ -286,7 +286,7 @@ class _Walk:
             self._queue.append((named, _zone_of(one, of_attributes if one.since else inner)))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
-        """Postpones a Python `set` until other objects are visited; the traversal of sets then queues its items."""
+        """Defers a Python `set` to a traversal of all sets; in that traversal, queues the items that may have state."""
         if self._outside is None:
             self._sets.append(part)
             return
@@ -401,10 +401,10 @@ class _Walk:
             self._add(name, keras_leaf(slot) or VariableLeaf(slot))
 
     def _names_of(self, groups: Iterable[CheckpointSlotGroup]) -> dict[int, str]:
-        """Returns the names of an optimizer's variables by `id`; ``:`` plus `Variable.name` if one is in no other part.
+        """Maps the `id` of each variable of an optimizer to the variable's path, or to ``:`` plus `Variable.name`.
 
-        Those that have the same `Variable.name` are numbered in the optimizer's order (``:w``, ``:w:1``), except with
-        Keras, where no slot has the name of its variable.
+        The latter is for variables found only through the optimizer. Equal names are numbered in the optimizer's order
+        (``:w``, ``:w:1``), except with Keras, where no slot has the name of its variable.
         """
         names: dict[int, str] = {}
         taken: set[str] = set()

@@ -145,7 +145,7 @@ def _configuration(
 
 
 def _around(names: Iterable[str]) -> set[str]:
-    """Returns the names of all objects around the values with the given names."""
+    """Returns the names of all objects that contain the values with the given names, directly or indirectly."""
     parts = [name.split("/") for name in names]
     return {"/".join(one[:length]) for one in parts for length in range(1, len(one))}
 

@@ -194,9 +194,9 @@ class Restoration:
         )
 
     def _is_of_list_begun_anew(self, name: str, lists: OwnLists) -> bool:
-        """Returns whether a saved value belongs to a list that the program has begun anew.
+        """Returns whether a saved value belongs to a list that the program has started over with new items.
 
-        Warns once of each list that no restore continues.
+        Warns once for each such list, except for a list of numbers, which a restore continues.
         """
         saved = self._manifest.leaves[name]
         found = lists.list_of(name, saved)
@@ -358,11 +358,11 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
 
 
 def _are_comparable(here: list[str], there: list[str], different: list[tuple[str, str]]) -> bool:
-    """Returns whether different variable names prove a different order of variables, not only that they were renamed.
+    """Returns whether a difference in variable names proves a different order of variables rather than a renaming.
 
-    The name of a variable in no part of the checkpoint begins with a colon. A program can give such variables other
-    names than the one that saved; the same names in another order are those of the same variables, unless Keras has
-    generated them.
+    The name of a variable in no part of the checkpoint begins with a colon. Such names may differ between the program
+    that saved and this one. They prove a different order only if both programs have the same names, and Keras has
+    generated none of the different ones.
     """
     without_part = [name for pair in different for name in pair if name.startswith(":")]
     return not without_part or (sorted(here) == sorted(there) and not any(map(is_generated, without_part)))
