@@ -70,7 +70,7 @@ class Trainer:
         return self.strategy.reduce(mr.ReduceOp.SUM, losses, axis=None)
 
     def _replica_step(self, images: jax.Array, labels: jax.Array) -> Any:
-        """Applies the gradients of one replica's batch, which the optimizer sums over all replicas."""
+        """Updates the model by the sum of all replicas' gradients, and returns the loss of one replica's batch."""
         variables = self.model.variables
         with mr.GradientTape() as tape:
             scores = self.model(images, self._dropout_key())

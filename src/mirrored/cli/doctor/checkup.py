@@ -164,7 +164,7 @@ def _print(
 
 
 def _print_gpus(console: Console, workers: Sequence[Facts]) -> None:
-    """Prints a table of all workers' GPUs, and their GPU software, once for consecutive workers with equal software."""
+    """Prints a table of all workers' GPUs, then each worker's GPU software if it differs from the previous worker's."""
     there = [(rank, one.gpus) for rank, one in enumerate(workers) if one.gpus is not None]
     if not there:
         return
