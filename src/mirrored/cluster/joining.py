@@ -181,10 +181,11 @@ def _interface(coordinator: str) -> str:
 
 
 def _end_if_held(joining: threading.Lock, process: Process, seconds: float) -> None:
-    """Waits until the lock `joining` is released, i.e. this process has joined its job; ends the process on timeout.
+    """Ends this process with an error if the lock `joining` is still held after `seconds`.
 
-    JAX would abort the process without a message if a worker is lost between the two rendezvous. A lock tells the
-    end of the second one, because a ``with`` block releases its lock even if an exception interrupts it.
+    The lock is held while this process joins its job. JAX would abort the process without a message if a worker is lost
+    between the two rendezvous. A lock tells the end of the second one, because a ``with`` block releases its lock even
+    if an exception interrupts it.
     """
     if not joining.acquire(timeout=seconds):
         error = _not_joined_error(process, seconds, "a worker was lost after all had joined")
