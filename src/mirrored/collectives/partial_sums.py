@@ -44,7 +44,7 @@ class PartialSums:
         return tuple(tuple(self._inside(device, (depth, 0))) for device in range(self.slots.devices))
 
     def _inside(self, device: int, node: _Node) -> list[_Node]:
-        """Returns the largest nodes in the subtree of `node` whose leaves (replicas) are all on the given device."""
+        """Returns the roots of the largest subtrees, at or below `node`, that contain only replicas of `device`."""
         start, stop = self._leaves(node)
         first = self.slots.first_on(device)
         last = first + self.slots.number_on(device)

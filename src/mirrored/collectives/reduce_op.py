@@ -444,6 +444,6 @@ def _adasum(one: jax.Array, other: jax.Array) -> Any:
 
 
 def _subtracted_fraction(shared: jax.Array, vector: jax.Array) -> Any:
-    """Returns the fraction of `vector` that Adasum subtracts, given its dot product `shared` with the other vector."""
+    """Returns the fraction of `vector` that Adasum subtracts; `shared` is the dot product of the two vectors."""
     squared = jnp.real(jnp.vdot(vector, vector))
     return jnp.where(squared > 0, shared / (2 * jnp.where(squared > 0, squared, 1)), 0)

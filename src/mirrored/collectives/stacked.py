@@ -171,7 +171,7 @@ def _over_devices(stacked: jax.Array, device_assignment: DeviceAssignment) -> An
 
 
 def _components(stacked: jax.Array, device_assignment: DeviceAssignment) -> list[Any]:
-    """Returns the rows of an array ``[slots, ...]`` that hold replicas' values, in replica order."""
+    """Splits a stacked array into the replicas' values, in replica order; skips rows without a replica."""
     return [stacked[device_assignment.slots.of(replica)] for replica in range(device_assignment.num_replicas)]
 
 
