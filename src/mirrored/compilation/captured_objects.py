@@ -198,7 +198,7 @@ _named: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKey
 
 
 def _named_by_methods(kind: type) -> frozenset[str] | None:
-    """Returns the attributes that the methods of `kind` use if it is a user's subclass of a library class, or None.
+    """Returns the attributes that the user-defined methods of a class use; None if the class has no library base class.
 
     The other attributes belong to the library, which may change them during tracing (Keras clears its losses).
     """

@@ -69,7 +69,7 @@ class ConcreteFunction:
     def _named(
         self, python_function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, int]:
-        """Maps the name of each parameter whose argument is one array to the array's position among all arrays."""
+        """Returns the index of each single-array argument among all argument arrays, by parameter name."""
         single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = [one.name for one in parameters_of(python_function) if one.kind in single][: len(args)]
         named = [*zip([*names, *[""] * (len(args) - len(names))], args, strict=True)]

@@ -324,7 +324,7 @@ def _containers_of(found: Sequence[tuple[str, Any]], deep: Sequence[tuple[str, A
 
 
 def _used_by_code(containers: _Containers, found: Sequence[tuple[str, Any]], names: set[str]) -> set[int]:
-    """Returns the ids of the containers from which code that uses the attributes `names` may remove elements.
+    """Returns the ids of the containers from which a function's code may remove elements.
 
     Args:
         containers: The containers, by id.
