@@ -156,7 +156,11 @@ def _unchanging_container(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _of_dataclass(value: Any, around: tuple[int, ...]) -> Hashable:
-    """Returns a dataclass's cache key: its fields with ``compare=True``, its elements, and its non-field attributes."""
+    """Returns the cache key of a dataclass instance, computed from its fields and other attributes.
+
+    Fields with ``compare=False`` are not part of the key. The items of a dataclass that is also a container, such as a
+    subclass of `list`, are.
+    """
     fields = dataclasses.fields(value)
     compared = tuple((one.name, static_key(getattr(value, one.name), around)) for one in fields if one.compare)
     names = {one.name for one in fields}
