@@ -241,7 +241,7 @@ class DistributedIterator(IteratedAsPython):
         self._handed = (None, state["reader"], state["examples"])
 
     def _move_unread(self, position: Any) -> None:
-        """Moves a reader that has read nothing to `position`; if that fails, replaces the reader and re-raises."""
+        """Moves the still unread reader to `position`; on failure, replaces the reader and re-raises the error."""
         start = self._reader.get_state()
         self._was_moved = True
         try:
@@ -281,7 +281,11 @@ class DistributedIterator(IteratedAsPython):
             )
 
     def _go_back(self, reader: Reader, before: Any) -> None:
-        """Undoes a failed replacement: closes the new `reader`, or keeps it at `before` if readers share a position."""
+        """Undoes a failed replacement of the reader.
+
+        Closes the new `reader`. If old and new reader share one position, the old one cannot go on: the iterator
+        continues with the new one at the position `before`.
+        """
         with contextlib.suppress(Exception):  # also resets the datasets' numbers of the next epoch
             reader.set_state(before)
             if reader.shares_position and self._done is None:

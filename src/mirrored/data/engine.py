@@ -219,7 +219,10 @@ class _Raising(_Wrapper):
         self._reading.set_state(state)
 
     def close(self) -> None:
-        """Stops the thread, waits at most 5 s for it to end, and closes the source, or leaves that to the thread."""
+        """Stops the prefetch thread and closes the source.
+
+        Waits at most 5 s for the thread. If it still runs, the thread closes the source when its read returns.
+        """
         try:
             self._stop()
         finally:
@@ -247,7 +250,10 @@ class _Raising(_Wrapper):
                 self._caught.is_left = thread.is_alive()
 
     def _stop_unstarted(self) -> threading.Thread | None:
-        """Returns Grain's thread. If an interrupt stopped its start, discards it: Grain cannot wait for it."""
+        """Returns Grain's prefetch thread; if an interrupt stopped its start, discards the thread and returns None.
+
+        Grain cannot wait for a thread that has not been started.
+        """
         grain_iterator: Any = self._reading
         if not all(hasattr(grain_iterator, name) for name in PRIVATE_NAMES):
             return None

@@ -58,7 +58,10 @@ def _note_counts() -> None:
 
 @distributed.on_leave
 def _restore_first_counts() -> None:
-    """Restores the `counts` from before an elastic job, so that a repeated training function draws the same seeds."""
+    """Resets the global seed and its counters to their values before the elastic job.
+
+    A repeated training function then draws the same seeds.
+    """
     for before in _counts_before:
         restore_counts(before)
         if GlobalSeed.seed is not None:

@@ -56,7 +56,7 @@ def batch_size(batch: PyTree, called: str = "split", remedy: str = BATCH_DATASET
 
 
 def _refuse_sparse(batch: PyTree, called: str) -> None:
-    """Raises a `StructureError` for sparse matrices of JAX, whose arrays have an entry per stored element."""
+    """Raises StructureError for JAX's sparse matrices, because their arrays do not have one row per example."""
     sparse: Any = sys.modules.get("jax.experimental.sparse")  # otherwise the program cannot have created one
     if sparse is None:
         return

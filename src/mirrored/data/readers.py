@@ -196,7 +196,7 @@ class GlobalBatches:
             )
 
     def _next_batch(self) -> tuple[Element, int, int]:
-        """Returns the unread part of the next batch, the part's number of examples, and that of the whole batch.
+        """Returns the unread examples of the next batch, their number, and the size of the whole batch.
 
         A full batch of which a restored position has used a part is the rest of that batch: it is not dropped.
         """
@@ -408,7 +408,11 @@ class ElementsInTurn:
                     self._count(index, read_again(cursor))
 
     def _read_again(self, index: int, examples: int) -> None:
-        """Reads a dataset's elements again, up to a number of examples; raises ArgumentError inside an element."""
+        """Reads the elements of dataset number `index` again, until they have the given number of examples.
+
+        Raises:
+            ArgumentError: The number of examples ends inside an element.
+        """
         self._given[index] = 0
         while (self._given[index] or 0) < examples:
             self._count(index, read_again(self._cursors[index]))

@@ -180,10 +180,10 @@ class DatasetSource(Source):
         return True
 
     def _first_size(self, iterator: DatasetIterator, state: dict[str, Any]) -> int | None:
-        """Returns the size of the first batch of the pass that saved `state`; None if this batch cannot be read safely.
+        """Returns the size of the first batch of the pass in which the position `state` was saved; None if unknown.
 
         A second iterator of a user's iterable may share a file handle or a connection with the one that is restored.
-        So another one is read only without such a source, and before the position is restored.
+        So the batch is read, with a second iterator, only without such a source, and before the position is restored.
         """
         if any(isinstance(step, IterableSource) for step in nodes(self.dataset.node)):
             return None
@@ -236,9 +236,10 @@ def _has_first_of_sources(node: Node) -> bool:
 
 
 def _size_read_again(node: Node) -> int | None:
-    """Returns the size of a batch made of the first elements of the sources, which a position has read again.
+    """Returns the size of the first batch, computed from the first elements of the sources.
 
-    A second iterator of a user's iterable may share a file handle or a connection with the one that is restored.
+    Restoring a position has read these elements again. They are not read with a second iterator, which may share a file
+    handle or a connection with the one that is restored.
 
     Returns:
         The size; None if it is unknown.

@@ -290,7 +290,7 @@ class DatasetIterator(IteratedAsPython):
         return recorded_of(self._node)
 
     def _check_epochs(self, state: dict[str, Any]) -> None:
-        """Raises ArgumentError if the epoch length has changed since a position after the first epoch was saved."""
+        """Raises ArgumentError if a position after the first epoch was saved with another epoch length."""
         saved = state.get("epochs", self._lengths)  # positions of earlier versions have none
         if saved != self._lengths and not is_in_first_epoch(state, self._node):
             raise ArgumentError(

@@ -297,7 +297,7 @@ class Members(tuple[Node, ...]):
 
     @functools.cached_property
     def _further_uses(self) -> list[int]:
-        """One number per input dataset: 0 if no earlier input has the same random operation, else a distinct number."""
+        """For each input: 0, or a distinct number if it shares a random operation with an earlier input."""
         seen: set[int] = set()
         found, number = [], 0
         for member in self:
@@ -325,7 +325,7 @@ _FURTHER_USES: Final = 2**40  # no `repeat` gets that far
 
 
 def _run_of_input(run: Run, place: int) -> Run:
-    """Returns the pass state for input `place`; a function used in several inputs draws differently in each."""
+    """Returns the `Run` for input number `place`, with which random functions draw different numbers per input."""
     return dataclasses.replace(run, uses=(*run.uses, place)) if place else run
 
 

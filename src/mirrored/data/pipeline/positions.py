@@ -219,7 +219,10 @@ def _steps_that_may_have_ended(node: Node, begun: set[int]) -> list[Node]:
 
 
 def _ids_past_first_part(node: Node, position: Any) -> set[int]:
-    """Returns a set of ids: each `concatenate` that may be past its first input, and possibly other operations."""
+    """Returns the ids of operations, including every `concatenate` whose first input may be finished.
+
+    Only the ids of `concatenate` operations have a meaning.
+    """
     if position is None:  # nothing has been read here
         return set()
     part = position.get("part") if isinstance(position, dict) else None
@@ -252,7 +255,10 @@ def _last(node: Node) -> Node:
 
 
 def _keeps_all_examples(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns whether neither batch size, `size` nor `step.size`, can have dropped examples in `count` batches."""
+    """Returns whether both batch sizes, `size` and `step.size`, certainly keep all examples of `count` batches.
+
+    With ``drop_remainder=True`` a batch size drops the examples of an incomplete last batch.
+    """
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
     if isinstance(repeat, Concatenated):

@@ -122,7 +122,10 @@ class BufferCursor:
 
 
 def _leave(buffer: list[Any], draw: np.float64) -> Any:
-    """Removes and returns the buffer element that `draw` in [0, 1) selects; the last element takes its slot."""
+    """Removes and returns the buffer element at the relative position `draw`, a number in [0, 1).
+
+    The last element of the buffer takes its position.
+    """
     slot = int(draw * len(buffer))
     buffer[slot], buffer[-1] = buffer[-1], buffer[slot]
     return buffer.pop()

@@ -59,7 +59,10 @@ class StrideCursor:
         return element
 
     def _skip(self) -> None:
-        """Reads an element to skip. If it raises, its exception is dropped with it: a batch behind would count it."""
+        """Reads and discards the next element of the parent iterator.
+
+        Before `ignore_errors`, an exception of this element is discarded, too: a later `batch` would count it.
+        """
         before = self._position()
         try:
             next(self._parent)

@@ -130,7 +130,7 @@ class _GuardedIterator:
 
     @property
     def gi_frame(self) -> Any:
-        """The frame of the wrapped generator, None after its end; for other iterators `self`, i.e. never None."""
+        """The frame of the wrapped generator, or None after its end; `self` if no generator is wrapped."""
         return getattr(self._iterator, "gi_frame", self)
 
     def __next__(self) -> Any:
