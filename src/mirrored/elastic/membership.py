@@ -200,7 +200,7 @@ class Membership:
         return [End(one) for one in sorted(self._alive)]
 
     def _is_current(self, worker: WorkerKey, epoch: int) -> bool:
-        """Returns whether a message is from a member of the current membership epoch, and about this epoch."""
+        """Returns whether `epoch` is the running membership epoch, and `worker` is one of its remaining members."""
         is_newest = self.epoch is not None and self.epoch.number == epoch
         return is_newest and self.is_running and not self.has_ended and worker in self._alive
 
