@@ -98,7 +98,7 @@ def _filled(grads: PyTree, parameters: PyTree) -> PyTree:
 
 
 def _check_belongs(model: PyTree, grads: PyTree) -> None:
-    """Raises ContextError if several replicas, or a tape's gradients, would update parameters that are plain arrays.
+    """Raises ContextError if plain-array parameters would be updated by several replicas or from tape gradients.
 
     Gradients of a tape with respect to arrays are None, which optax does not accept. The replicas of a run get copies
     of a model that is an argument of `run`, and each would update its own copy, by the gradients of its own batch.

@@ -95,9 +95,9 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 self._again = begin_snapshot(self._changed_again()).finish()
 
     def _changed_again(self) -> Checkpoint:
-        """Returns a checkpoint of the state that a resumed `fit` changes after `on_train_begin`, such as the metrics.
+        """Returns a checkpoint of the state that a resumed `fit` restores a second time, in `on_epoch_begin`.
 
-        `fit` resets the metrics when an epoch begins.
+        `fit` resets the metrics when an epoch begins, and repeated callback methods can change the model.
         """
         model = self.fit_model
         metrics = list(model.metrics)

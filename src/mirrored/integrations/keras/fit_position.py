@@ -294,7 +294,7 @@ def _noting(reset: Callable[..., None]) -> Callable[..., None]:
 
 
 def _keeping_random_state(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Keras' batch generators to record and restore the random state that determines the order of a pass."""
+    """Wraps Keras' batch generators to record and restore the random state that shuffles the data."""
 
     @functools.wraps(read)
     def drawing(self: Any, *args: Any) -> Iterator[Any]:
@@ -344,9 +344,9 @@ def _resuming(enumerate_steps: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_passes(self: EpochIterator, steps: Iterator[Any]) -> Iterator[Any]:
-    """Starts a dataset of unknown length over if it ends within an epoch of `fit`, before `steps_per_epoch` steps.
+    """Wraps Keras' step iterator to restart a dataset of unknown length that ends before `steps_per_epoch` steps.
 
-    Keras starts over only if it knows the length; otherwise it takes the end of the data for the end of the epoch.
+    Keras restarts only data of known length; otherwise it takes the end of the data for the end of the epoch.
     """
     for begin, end, iterator in steps:
         if not begin and steps_seen(self) > self.steps_per_execution:

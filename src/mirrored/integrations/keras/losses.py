@@ -41,7 +41,7 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_reduction(loss: Loss) -> None:
-    """Warns once per Keras loss that averages over one replica's batch while a gradient tape is recording."""
+    """Under a gradient tape, warns once per Keras loss object whose reduction averages over one replica's batch."""
     context = get_replica_context()
     replicas = 1 if context is None else context.num_replicas_in_sync
     recorded = any(hasattr(listener, "gradient") for listener in ambient().listeners)

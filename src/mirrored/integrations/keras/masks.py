@@ -25,7 +25,7 @@ _in_train_step: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_train
 
 
 class _Masked(NamedTuple):
-    """A pytree of predictions and their masks, so that JAX returns the masks of a differentiated step, too."""
+    """A prediction and its masks as one pytree, so that `jax.value_and_grad` returns the masks, too."""
 
     prediction: PyTree
     masks: list[Any]

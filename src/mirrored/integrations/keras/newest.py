@@ -76,7 +76,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a step of Keras, so that reads of variables in it and in the generator of batches do not end `withhold`.
+    """Wraps a Keras step to renew the effect of `withhold` if the model's variables were read during the step.
 
     The generator, the trace of a step, or an uncompiled step may read variables. They get the values from before the
     step, and the loop goes on with those that the step returns, or has stored before an exception such as Ctrl-C.

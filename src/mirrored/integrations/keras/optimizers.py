@@ -196,7 +196,10 @@ def _is_ours(variables: Sequence[KerasVariable]) -> bool:
 
 
 def _adopt_made_before(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> None:
-    """Makes an optimizer's variables `StrategyVariable`s in a run, compiled function or tape, or if one already is."""
+    """Turns an optimizer's own variables and those that it updates into `StrategyVariable`s, if required.
+
+    This is required in a run, compiled function or tape, and if one of the updated variables is a `StrategyVariable`.
+    """
     updated = [*(variables or ()), *(variables_of_optimizer(optimizer) if optimizer.built else ())]
     if is_observed() or any(isinstance(variable, StrategyVariable) for variable in updated):
         adopt_made_before(updated)

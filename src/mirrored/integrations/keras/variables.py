@@ -109,7 +109,7 @@ def lose_deleted(variable: Variable) -> None:
 
 
 def _store_components(made: Variable, value: jax.Array) -> bool:
-    """Stores `value` in all components of a sync-on-read variable by one compiled call; returns False if impossible.
+    """Stores `value` in a sync-on-read variable's components by one compiled call, if possible; returns whether it did.
 
     For a mean, each component is a copy of `value`; for a sum, the components add up to `value`. With
     `deterministic=True` the first replica gets the whole sum, as the sum of three thirds is not always the whole.
