@@ -240,7 +240,7 @@ class ElasticSupervisor(Supervisor):
             )
 
     def _record_joining(self, commands: list[Command]) -> list[Command]:
-        """Returns `commands`; if there are any, first records that joining workers cause the change of members."""
+        """Records joining workers as the cause of a membership change if there are `commands`; returns `commands`."""
         if commands:
             indices = ", ".join(str(key[0]) for key in self._membership.joining)
             self._record_cause(f"worker{'s' * (', ' in indices)} {indices} join{'s' * (', ' not in indices)}")
