@@ -79,7 +79,7 @@ def _of_all_workers(
 
 
 def _check_counts(called: str, names: Sequence[str], counts: Sequence[int]) -> None:
-    """Raises an error unless every worker has passed equally many variables with the same name."""
+    """Raises an error if the workers have passed different numbers of variables with the same name."""
     other = next((worker for worker, count in enumerate(counts) if count != counts[0]), None)
     if other is not None:
         name = names[0 if counts[0] else other]

@@ -350,7 +350,10 @@ def with_rate(factory: Callable[..., optax.GradientTransformation]) -> Transform
 
 
 def _refuse_kept_rate(state: optax.OptState) -> None:
-    """Raises an error if an optax state stores the learning rate, so that later changes would be ignored."""
+    """Raises ArgumentError if an optax state stores a constant learning rate.
+
+    The transformation would ignore all later changes of the optimizer's learning rate.
+    """
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     is_scheduled = any(".hyperparams_states['learning_rate']" in path for path in paths)
     if not is_scheduled and any(path.endswith(".hyperparams['learning_rate']") for path in paths):
