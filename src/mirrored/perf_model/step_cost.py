@@ -108,9 +108,10 @@ class TracedStep:
         self.share = next((int(one.shape[1]) for one, is_spread in described if is_spread and len(one.shape) > 1), 1)
 
     def _mark_batch_arguments(self) -> None:
-        """Marks the arguments that form the batch: candidates whose leading dim equals that of the largest candidate.
+        """Marks the arguments that form the batch.
 
-        The candidates are the arrays that are new in each call; if there are none, those that no call has returned.
+        Candidates are the arrays that differ between calls and that no call has returned; if there are none, those that
+        no call has returned; if there are none, all. Those with the leading dim of the largest one are marked.
         """
         arrays = {place for place, one in enumerate(self._described) if _has_examples(one)}
         others = arrays - self._observation.returned
@@ -239,14 +240,14 @@ def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share
 
 
 def _batch_argument(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
-    """Converts a stacked batch to the step's argument: a `PerReplica`, or `stacked[0]` without a device assignment."""
+    """Converts a batch ``[replicas, ...]`` to a `PerReplica`; returns `stacked[0]` if there is no device assignment."""
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)
 
 
 def _whole_argument(leaf: Leaf, value: jax.Array) -> Any:
-    """Converts a non-batch array to an argument of the step: to a `Mirrored` if the original argument is one."""
+    """Wraps `value` in a `Mirrored` if the original argument `leaf` is one; otherwise returns `value`."""
     return Mirrored(value, leaf.num_replicas) if isinstance(leaf, Mirrored) else value
 
 

@@ -64,7 +64,11 @@ class DetectedStep:
 
 @dataclasses.dataclass
 class _Calls:
-    """The calls of a function with one signature: their times, and which arguments change or are earlier results."""
+    """The measured calls of a function with one signature.
+
+    `differing` has the indices of arguments that were not the same objects as in the previous call, and `returned` of
+    those that the previous call had returned.
+    """
 
     step: list[float] = dataclasses.field(default_factory=list)
     dispatch: list[float] = dataclasses.field(default_factory=list)
@@ -97,7 +101,7 @@ class _Record:
         return sum(map(len, times)), sum(map(sum, times))
 
     def calls_like(self, leaves: list[Any], treedef: Hashable) -> _Calls:
-        """Returns the `_Calls` of a signature; first records which arguments changed or are earlier results."""
+        """Returns the `_Calls` with the signature of a new call, after recording the new call's arguments there."""
         calls = self.calls.setdefault((treedef, *map(_kind, leaves)), _Calls())
         if len(leaves) == len(self.leaves):
             calls.differing |= {place for place, leaf in enumerate(leaves) if leaf is not self.leaves[place]}
