@@ -50,7 +50,10 @@ def component_of(value: PerReplica, local: int) -> Any:
 
 
 def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
-    """Returns the rows of a stacked value, each on its replica's device; None if untracked or of several processes."""
+    """Returns the rows of a tracked stacked value, each on its replica's device, or None.
+
+    None if no tape tracks the value, if it has no device assignment, or if its devices belong to several processes.
+    """
     if device_assignment is None or device_assignment.spans_processes or not is_tracked(stacked):
         return None
     rows = whole_rows(stacked, device_assignment)

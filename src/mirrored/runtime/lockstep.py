@@ -164,7 +164,7 @@ class _Replica:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Lets this replica's thread end by itself, at the collective that it waits at or at the next that it calls."""
+        """Makes this replica's thread end at its current or next collective, and does not wait for the thread."""
         self._unwinding = True
         self._claim.take("driver")
         self._replica_turn.put(None)

@@ -92,7 +92,10 @@ class OverlayStore(VariableStore):
         return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
 
     def _row_of(self, replica: int) -> int:
-        """Returns a local replica's row index in a stacked value: its slot in an eager run, else its local index."""
+        """Returns the index of a local replica's row in a stacked value.
+
+        In an eager run, the value has one row per slot of all devices, otherwise one row per local replica.
+        """
         return int(self._runner.device_assignment.slots.of(replica)) if self._is_eager() else replica
 
     def _spread(self, variable: VariableLike, value: jax.Array) -> Any:
