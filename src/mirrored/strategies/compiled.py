@@ -154,7 +154,10 @@ class _Run:
     def _staged(
         self, flat_body: Callable[..., Any], shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
     ) -> Staged:
-        """Traces one device's replicas; rewrites the jaxpr if it has empty slots or collectives in JAX transforms."""
+        """Traces the replicas of one device, and rewrites the jaxpr if necessary.
+
+        `contain` rewrites it if some devices have an empty slot, and `fuse` if a JAX transform contains collectives.
+        """
         with within(listeners=(self._runner.store,)):
             body = stage(flat_body, shapes, axes=axes)
             equations = equations_in(body.jaxpr)
@@ -293,7 +296,7 @@ class _Run:
 
     @staticmethod
     def _differs_eagerly(entry: StagedAssignment) -> bool:
-        """Returns whether the replicas of an eager run would assign the variable one after another."""
+        """Returns whether the replicas would assign the variable one after another if the run were eager."""
         return entry.variable.device_assignment is None and entry.whole is None and not entry.is_update
 
     @staticmethod

@@ -180,7 +180,7 @@ class EagerRunner(ReplicaRunner):
         return treedef.unflatten(leaves)
 
     def _check_replicated(self, leaves: Mapping[str, Sequence[Any]]) -> None:
-        """Raises an error if replicas differ in a leaf (`leaves`, by label) that `out_specs` declares replicated."""
+        """Raises an error if the replicas' values of a leaf differ although `out_specs` declares it replicated."""
         values: dict[str, Any] = {}
         for label, components in leaves.items():
             payloads = [payload_of(component) for component in components]

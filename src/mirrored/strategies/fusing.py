@@ -63,7 +63,7 @@ class _Body:
         self._count = runner.num_local
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
-        """Evaluates a jaxpr in dataflow order, and ordered calls of Python in each replica's order.
+        """Evaluates a jaxpr in dataflow order, but the ordered callbacks of each replica in program order.
 
         Equations that correspond in all local replicas are evaluated as one.
         """
@@ -136,7 +136,7 @@ class _Body:
         raise _unequal_calls_error(first, f"collectives inside {name} cannot be fused")
 
     def _lockstep(self, jaxprs: Sequence[Any], inputs: Sequence[_Values]) -> list[_Values]:
-        """Evaluates the local replicas' jaxprs side by side, and each fused collective once all have reached it."""
+        """Evaluates the local replicas' jaxprs side by side; fuses a collective when all replicas have reached it."""
         walks = [
             _walk(jaxpr, values, functools.partial(self._calls.bind, k))
             for k, (jaxpr, values) in enumerate(zip(jaxprs, inputs, strict=True))
@@ -247,10 +247,10 @@ def _read(known: dict[Any, Any], atom: Var | Literal) -> Any:
 
 
 def _ordered_before(jaxpr: Jaxpr) -> dict[int, int]:
-    """Returns, for each ordered call of Python, the one before it in the same replica; both as ids of equations.
+    """Maps each ordered callback to the previous ordered callback of the same replica, both as ids of equations.
 
-    Dataflow does not order them. A loop that replicas share waits for all of them; without this order, a call that
-    comes after the loop, but does not depend on it, would be evaluated before one that does.
+    Dataflow does not order callbacks. A loop that replicas share waits for all of them; without this order, a callback
+    that comes after the loop, but does not depend on it, would be evaluated before one that does.
     """
     before, latest = {}, dict[int | None, int]()
     for eqn in filter(is_ordered, jaxpr.eqns):

@@ -287,7 +287,9 @@ def call_merged(
 def _merged_arguments(
     runner: ReplicaRunner, payloads: Sequence[Any], group: Callable[[Sequence[Any]], Any], *, is_taped: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Combines the replicas' arguments of `merge_call`; unshared ones get fusion boundaries (`ReplicaRunner.isolated`).
+    """Combines the replicas' arguments of `merge_call`: keeps shared arguments, and applies `group` to all others.
+
+    The arguments passed to `group` have boundaries that XLA does not fuse across (`ReplicaRunner.isolated`).
 
     Args:
         runner: The runner of the replicas.

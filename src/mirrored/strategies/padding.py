@@ -84,9 +84,9 @@ class Calls:
         return list(called)
 
     def _skipped_on_host(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an ordered callback without results; its Python function is not called for an empty slot.
+        """Applies an ordered callback that calls its Python function only on devices whose last slot has a replica.
 
-        The host decides this, because XLA cannot.
+        The host decides this, because XLA cannot. The callback has no results.
         """
         function = eqn.params["callback"]
 
@@ -146,7 +146,10 @@ class _Contained:
         return atom.val if isinstance(atom, Literal) else self._known[atom]
 
     def _read_without_gradient(self, atom: Any) -> Any:
-        """Returns an operand of a device's last slot; no gradient flows through the operand if the slot is empty."""
+        """Returns an operand for the last slot of a device, without gradient on devices whose last slot is empty.
+
+        Results of the slot's own equations are returned unchanged.
+        """
         if not self._keeps_gradients or isinstance(atom, Literal) or atom in self._own:
             return self._read(atom)
         if atom not in self._without_gradient:

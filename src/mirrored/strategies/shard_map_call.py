@@ -68,7 +68,11 @@ class _Capture(NamedTuple):
     local: int | None
 
     def value_in(self, operands: Sequence[Any]) -> Any:
-        """Returns the constant's value on a device, given the device's operands, of which stacked ones are lists."""
+        """Returns the constant's value on a device.
+
+        Args:
+            operands: The operands on the device; a stacked one is a list of its local replicas' values.
+        """
         value = operands[self.operand]
         return value if self.local is None else value[self.local]
 
@@ -128,7 +132,7 @@ class Binding:
         return [self._value_of(value, form) for value, form in zip(values, out_forms, strict=True)]
 
     def _captured(self, body: Staged) -> tuple[list[Any], list[Form], list[_Capture]]:
-        """Returns the operands that a traced body captures, their forms, and which operand each constant stands for.
+        """Returns the operands that a traced body captures, a `Form` per operand, and a `_Capture` per constant.
 
         A per-replica variable can have several constants in the body, one per local replica, but is one operand.
         """
