@@ -135,7 +135,10 @@ def is_deriving() -> bool:
 
 
 class _Deriving:
-    """Context manager of `is_deriving`; a generator would not end it if its entry is interrupted."""
+    """Context manager inside which `is_deriving` returns True.
+
+    It is not a generator function, whose block would not end if an interrupt came while the block is entered.
+    """
 
     def __enter__(self) -> None:
         self._before = _thread.deriving

@@ -189,7 +189,7 @@ class LinearPullbackRecord(PullbackRecord):
         return [pair for pair in super().pull_recorded(cotangents, run) if pair[0] in reached]
 
     def _traced(self, cotangents: list[Any]) -> tuple[JaxprProgram, list[int]]:
-        """Returns the traced pullback for the cotangents that are not None, and the positions of the inputs reached."""
+        """Returns the traced pullback of the cotangents that are not None, and the indices of the inputs they reach."""
 
         def pull(*given: Any) -> Sequence[Any]:
             remaining = iter(given)

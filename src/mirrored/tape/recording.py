@@ -267,7 +267,10 @@ class Recording:
         )
 
     def _encloses(self, trace: Trace | None) -> bool:
-        """Returns whether `trace`, or a trace that encloses it, builds a jaxpr and encloses this tape."""
+        """Returns whether `trace` and this tape are inside the same trace that builds a jaxpr.
+
+        `trace` can be that trace itself.
+        """
         own = list(_with_parents(self._trace.parent))
         return any(one is other for one in _with_parents(trace) if is_staging(one) for other in own)
 
@@ -294,7 +297,10 @@ class Recording:
 
 
 class _Paused(ContextDecorator):
-    """Context manager of `stop_recording`; a generator would not resume the tape if its entry is interrupted."""
+    """Context manager that pauses the recording of a tape (`stop_recording`).
+
+    It is not a generator function, which would not resume the tape if an interrupt came while the block is entered.
+    """
 
     def __init__(self, tape: Recording) -> None:
         self._tape = tape
