@@ -87,7 +87,7 @@ def _evidence(launcher: str, environment: Mapping[str, str], size: str, rank: st
 
 
 def _elastic(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects that this process is an elastic job's worker that runs code outside of the training function."""
+    """Returns evidence that this process is an elastic job's worker outside of its training function, or None."""
     if not settings.ELASTIC.is_set(environment):
         return None
     number = f"worker {environment[settings.ELASTIC.name]} ({settings.ELASTIC.name})"
@@ -95,7 +95,10 @@ def _elastic(environment: Mapping[str, str]) -> Evidence | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects that this process is one of several tasks of `srun`, not the shell that `salloc` or `sbatch` started."""
+    """Returns evidence that `srun` started this process as one of several tasks, or None.
+
+    The shell that `salloc` or `sbatch` starts is no such task.
+    """
     if "SLURM_STEP_NODELIST" not in environment or "SLURM_PROCID" not in environment:
         return None
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
@@ -103,7 +106,10 @@ def _slurm(environment: Mapping[str, str]) -> Evidence | None:
 
 
 def _kubernetes(environment: Mapping[str, str]) -> Evidence | None:
-    """Detects a pod of an indexed Kubernetes job; pod 0 counts only if `settings.NODES` is larger than 1."""
+    """Returns evidence that this process runs in one of several pods of an indexed Kubernetes job, or None.
+
+    In pod 0 this is known only from `settings.NODES`, the number of pods.
+    """
     index = _number(environment, "JOB_COMPLETION_INDEX")
     if "KUBERNETES_SERVICE_HOST" not in environment or (index < 1 and (settings.NODES.read(environment) or 1) == 1):
         return None
