@@ -201,9 +201,9 @@ def _replica_index(runner: ReplicaRunner, local: int) -> Any:
 
 
 def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> Any:
-    """Returns one replica's component if a single value is assigned to a variable in cross-replica context.
+    """Returns the share of one replica's component when a single value is assigned or added to a variable.
 
-    With aggregation SUM, the components of all replicas add up to the value.
+    With aggregation SUM, the shares of all replicas add up to the value.
     """
     variable = assignment.variable
     if variable.share_of is not None and assignment.replaces:

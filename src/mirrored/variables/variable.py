@@ -354,7 +354,10 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
     # Python protocols
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns the indexed part of the value; with `mirrored.tf` in use, `variable[index].assign(x)` replaces it."""
+        """Returns ``value[index]`` for the variable's current value.
+
+        With `mirrored.tf` in use, ``variable[index].assign(x)`` assigns `x` to this part of the variable.
+        """
         return note_slice(self.read_value()[index], self, index)
 
     def ref(self) -> Reference:
