@@ -224,7 +224,10 @@ class Watchdog:
             tell_launcher(text)
 
     def _report_exit(self, kind: str, text: str) -> None:
-        """Tells other workers why this worker ends; adds the prefix `FOLLOWS` if every worker detects the cause."""
+        """Tells the other workers why this worker ends.
+
+        The prefix `FOLLOWS` marks causes that every worker detects itself: a hang or a lost worker.
+        """
         if self._peers is not None and kind not in ("hang", "lost-peer"):
             self._peers.announce_end("failing", text)
         elif self._peers is not None:
