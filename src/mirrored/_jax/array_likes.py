@@ -55,7 +55,7 @@ def register_index(cls: type, as_index: Callable[[Any], Any]) -> None:
     _as_index[cls] = as_index
 
 
-def registered_read(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
+def registered_as_arrays(values: Sequence[Any], context: Callable[[], AbstractContextManager[Any]]) -> Sequence[Any]:
     """Converts the registered array-like objects among `values` to arrays, inside a ``with context():`` block.
 
     JAX converts the operands of a primitive when it applies the primitive, but not the arguments of a function with a

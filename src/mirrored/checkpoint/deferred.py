@@ -281,7 +281,7 @@ def is_expected() -> bool:
     return bool(_waiting)
 
 
-class _UseOfAttribute:
+class _RestoreAtFirstUse:
     """Callback for the first use of a new variable that is an attribute; it restores all new variables.
 
     The first use is a read or a write. A write restores the variables, too, so that `assert_consumed` finds
@@ -310,8 +310,8 @@ def restores_when_used(variable: Variable, checkpoint: Waiting) -> bool:
     if _fresh.is_restoring or _is_withheld(variable) or not _fresh.is_untouched(variable, since):
         return False
     use = variable.awaited()
-    if not isinstance(use, _UseOfAttribute):
-        use = _UseOfAttribute()
+    if not isinstance(use, _RestoreAtFirstUse):
+        use = _RestoreAtFirstUse()
         variable.withhold(use)
     elif any(one is checkpoint for one in use.checkpoints):
         return False
@@ -321,7 +321,7 @@ def restores_when_used(variable: Variable, checkpoint: Waiting) -> bool:
 
 def _is_withheld(variable: Variable) -> bool:
     """Returns whether code other than a restore supplies a variable's value, such as the training loop of Keras."""
-    return variable.awaits_other_than(restore_new_variables) and not isinstance(variable.awaited(), _UseOfAttribute)
+    return variable.awaits_other_than(restore_new_variables) and not isinstance(variable.awaited(), _RestoreAtFirstUse)
 
 
 def restore_new_variables(asking: Variable | None = None, checkpoint: Waiting | None = None) -> None:

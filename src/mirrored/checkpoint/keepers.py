@@ -11,7 +11,7 @@ from typing import Any, Final
 import jax
 
 from mirrored.checkpoint.graph import Graph, paths_to
-from mirrored.checkpoint.matching import resolve
+from mirrored.checkpoint.matching import paths_above, resolve
 from mirrored.checkpoint.open_classes import is_named_like_library, package_of
 from mirrored.checkpoint.succession import Succession
 
@@ -31,7 +31,7 @@ def keepers(graph: Graph, roots: Iterable[Any], succession: Succession) -> Itera
     """
     yield from (one for one in roots if _is_of_framework(one) or _is_plain(one))
     others = graph.other_names()
-    pending = [(manifest, _paths_above(names)) for manifest, names in succession.pending()]
+    pending = [(manifest, paths_above(names)) for manifest, names in succession.pending()]
     for key, one in graph.visited.items():
         if _is_of_framework(one):
             yield one
@@ -39,11 +39,6 @@ def keepers(graph: Graph, roots: Iterable[Any], succession: Succession) -> Itera
             paths = list(paths_to(graph.names[key], others))
             if any(resolve(path, manifest) in waiting for manifest, waiting in pending for path in paths):
                 yield one
-
-
-def _paths_above(names: Iterable[str]) -> set[str]:
-    """Returns all proper prefixes of the given names: the paths of the objects that contain the named state."""
-    return {name[:end] for name in names for end, character in enumerate(name) if character == "/"}
 
 
 def _has_attributes(value: object) -> bool:

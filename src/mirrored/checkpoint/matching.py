@@ -133,9 +133,9 @@ def _configuration(
     if not numbers:
         return set()
     saved = manifest.leaves
-    models = _around(name for name in saved if saved[name].is_array)
-    models -= _around(name for name in saved if saved[name].kind == "number")
-    others_here = _around(name for name, leaf in graph.leaves.items() if not isinstance(leaf, NumberLeaf))
+    models = paths_above(name for name in saved if saved[name].is_array)
+    models -= paths_above(name for name in saved if saved[name].kind == "number")
+    others_here = paths_above(name for name, leaf in graph.leaves.items() if not isinstance(leaf, NumberLeaf))
     found = {
         holder: holder not in others_here
         and any(resolve(path, manifest) in models for path in paths_to(holder, others))
@@ -144,10 +144,9 @@ def _configuration(
     return {name for name in numbers if any(found[holder] for holder in graph.holders[name])}
 
 
-def _around(names: Iterable[str]) -> set[str]:
+def paths_above(names: Iterable[str]) -> set[str]:
     """Returns the names of all objects that contain the values with the given names, directly or indirectly."""
-    parts = [name.split("/") for name in names]
-    return {"/".join(one[:length]) for one in parts for length in range(1, len(one))}
+    return {name[:end] for name in names for end, character in enumerate(name) if character == "/"}
 
 
 def _is_counter(name: str, saved: Saved) -> bool:

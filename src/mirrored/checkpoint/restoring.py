@@ -170,7 +170,7 @@ class Restoration:
             name
             for name in self._manifest.leaves
             if name not in taken and name not in manifest.leaves and name != COUNTER and wanted(name)
-            if not self._is_of_list_begun_anew(name, lists)
+            if not self._is_of_restarted_list(name, lists)
         ]
         self._held = {name: saved for name, saved in self._held.items() if name in names}
         if not names or not self._hold([name for name in names if name not in self._held]):
@@ -193,7 +193,7 @@ class Restoration:
             carried=[*manifest.carried, *names],
         )
 
-    def _is_of_list_begun_anew(self, name: str, lists: OwnLists) -> bool:
+    def _is_of_restarted_list(self, name: str, lists: OwnLists) -> bool:
         """Returns whether a saved value belongs to a list that the program has started over with new items.
 
         Warns once for each such list, except for a list of numbers, which a restore continues.
@@ -346,7 +346,7 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
         there = [names.get(name, name) for name in saved]
         different = [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]
         is_known = path == optimizer or all(name in names for name in saved)  # other names are those of other paths
-        if different and is_known and _are_comparable(here, there, different):
+        if different and is_known and _proves_other_order(here, there, different):
             raise CheckpointMismatchError(
                 called,
                 found=f"the optimizer {optimizer!r} was built with the variables {', '.join(here)} in this order, and "
@@ -357,7 +357,7 @@ def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory
             )
 
 
-def _are_comparable(here: list[str], there: list[str], different: list[tuple[str, str]]) -> bool:
+def _proves_other_order(here: list[str], there: list[str], different: list[tuple[str, str]]) -> bool:
     """Returns whether a difference in variable names proves a different order of variables rather than a renaming.
 
     The name of a variable in no part of the checkpoint begins with a colon. Such names may differ between the program

@@ -155,7 +155,7 @@ def join(process: Process, called: str) -> None:
     port = int(process.coordinator.rpartition(":")[2])
     try:
         with (joining := threading.Lock()):
-            start(threading.Thread(target=_end_if_held, args=(joining, process, left), daemon=True))
+            start(threading.Thread(target=_end_if_not_joined, args=(joining, process, left), daemon=True))
             jax.distributed.initialize(
                 process.coordinator,
                 process.num_processes,
@@ -180,7 +180,7 @@ def _interface(coordinator: str) -> str:
     return given or interface_of(coordinator.rpartition(":")[0])
 
 
-def _end_if_held(joining: threading.Lock, process: Process, seconds: float) -> None:
+def _end_if_not_joined(joining: threading.Lock, process: Process, seconds: float) -> None:
     """Ends this process with an error if the lock `joining` is still held after `seconds`.
 
     The lock is held while this process joins its job. JAX would abort the process without a message if a worker is lost

@@ -41,9 +41,9 @@ class PartialSums:
     def _nodes(self) -> tuple[tuple[_Node, ...], ...]:
         """For each device, the largest nodes of the summation tree whose leaves (replicas) are all on the device."""
         depth = (self.slots.replicas - 1).bit_length()
-        return tuple(tuple(self._inside(device, (depth, 0))) for device in range(self.slots.devices))
+        return tuple(tuple(self._largest_subtrees(device, (depth, 0))) for device in range(self.slots.devices))
 
-    def _inside(self, device: int, node: _Node) -> list[_Node]:
+    def _largest_subtrees(self, device: int, node: _Node) -> list[_Node]:
         """Returns the roots of the largest subtrees, at or below `node`, that contain only replicas of `device`."""
         start, stop = self._leaves(node)
         first = self.slots.first_on(device)
@@ -53,7 +53,7 @@ class PartialSums:
         if first <= start and stop <= last:
             return [node]
         level, position = node
-        return [one for child in (0, 1) for one in self._inside(device, (level - 1, 2 * position + child))]
+        return [one for child in (0, 1) for one in self._largest_subtrees(device, (level - 1, 2 * position + child))]
 
     def _leaves(self, node: _Node) -> tuple[int, int]:
         """Returns the range (start, stop) of the replicas that are leaves below a tree node."""

@@ -197,7 +197,7 @@ def _is_class_of_user(kind: type) -> bool:
 _named: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKeyDictionary()
 
 
-def _named_by_methods(kind: type) -> frozenset[str] | None:
+def _attributes_of_user_methods(kind: type) -> frozenset[str] | None:
     """Returns the attributes that the user-defined methods of a class use; None if the class has no library base class.
 
     The other attributes belong to the library, which may change them during tracing (Keras clears its losses).
@@ -303,7 +303,7 @@ def attributes_of(owner: object) -> dict[str, Any]:
     if isinstance(own, dict):
         found.update(own)
     kind: Any = type(owner)
-    named = _named_by_methods(kind)
+    named = _attributes_of_user_methods(kind)
     return found if named is None else {name: part for name, part in found.items() if name in named}
 
 

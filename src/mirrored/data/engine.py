@@ -215,7 +215,7 @@ class _Raising(_Wrapper):
         raise element.error
 
     def set_state(self, state: Any) -> None:
-        self._stop_unstarted()
+        self._started_thread()
         self._reading.set_state(state)
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class _Raising(_Wrapper):
             self._reading.close()
 
     def _stop(self) -> None:
-        thread = self._stop_unstarted()
+        thread = self._started_thread()
         if thread is None or sys.is_finalizing():
             return
         grain_iterator: Any = self._reading
@@ -249,7 +249,7 @@ class _Raising(_Wrapper):
                 thread.join(_PAST_ELEMENT_SECONDS)  # it may have tested `is_left` before
                 self._caught.is_left = thread.is_alive()
 
-    def _stop_unstarted(self) -> threading.Thread | None:
+    def _started_thread(self) -> threading.Thread | None:
         """Returns Grain's prefetch thread; if an interrupt stopped its start, discards the thread and returns None.
 
         Grain cannot wait for a thread that has not been started.

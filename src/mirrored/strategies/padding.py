@@ -76,14 +76,14 @@ class Calls:
             return results
         avals: list[Any] = [variable.aval for variable in eqn.outvars]
         if not avals and eqn.params.get("ordered") and "callback" in eqn.params:
-            return self._skipped_on_host(eqn, operands)
+            return self._callback_unless_empty(eqn, operands)
         others = self._results.popleft() if avals and self._results else []
         if [(other.shape, other.dtype) for other in others] != [(aval.shape, aval.dtype) for aval in avals]:
             others = [jnp.zeros(aval.shape, aval.dtype) for aval in avals]  # the slots were traced differently
         called = lax.cond(self._is_real, lambda: bind_equation(eqn, operands), lambda: others)
         return list(called)
 
-    def _skipped_on_host(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    def _callback_unless_empty(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         """Applies an ordered callback that calls its Python function only on devices whose last slot has a replica.
 
         The host decides this, because XLA cannot. The callback has no results.

@@ -263,10 +263,12 @@ class Recording:
         # encloses any other.
         trace = current_trace()
         return (
-            True if caches.current() is not None and is_outermost_staging(trace) and not self._encloses(trace) else None
+            True
+            if caches.current() is not None and is_outermost_staging(trace) and not self._shares_staging_trace(trace)
+            else None
         )
 
-    def _encloses(self, trace: Trace | None) -> bool:
+    def _shares_staging_trace(self, trace: Trace | None) -> bool:
         """Returns whether `trace` and this tape are inside the same trace that builds a jaxpr.
 
         `trace` can be that trace itself.
@@ -284,7 +286,7 @@ class Recording:
                 self._recorder.reassign(variable, None, self._trace)
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Records an assignment that a framework differentiates: gradients of later reads flow to a tracked `value`."""
+        """Records an assignment by Flax NNX: gradients of later reads flow to `value` if this tape tracks it."""
         if self._trace.recorder is not None:
             self._recorder.reassign(variable, value, self._trace)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.array_likes import registered_read
+from mirrored._jax.array_likes import registered_as_arrays
 from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of, stop_gradient_p
 from mirrored._jax.closures import custom_calls, embedded_arrays
 from mirrored._jax.custom_derivatives import binder, has_rule_of_jax, is_from_jax
@@ -162,7 +162,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     ) -> Any:
         """Runs a `jax.custom_jvp` function under the tape; records the call if an operand is tracked."""
         bind = binder(primitive, (function, jvp), {"symbolic_zeros": symbolic_zeros})
-        split = self.split_operands(registered_read(args, self.as_current))
+        split = self.split_operands(registered_as_arrays(args, self.as_current))
         if not is_from_jax(function) or not has_rule_of_jax(jvp):
             return calls.process(self, bind, function, *split, str(primitive))
         return calls.process_library(self, bind, (primitive, function, symbolic_zeros), jvp, *split)
@@ -182,12 +182,12 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """Runs a `jax.custom_vjp` function under the tape; records the call if an operand is tracked."""
         params = {"out_trees": out_trees, "symbolic_zeros": symbolic_zeros}
         bind = binder(primitive, (function, forward, backward), params)
-        split = self.split_operands(registered_read(args, self.as_current))
+        split = self.split_operands(registered_as_arrays(args, self.as_current))
         return calls.process(self, bind, function, *split, str(primitive), runs_rule=True)
 
     def process_shard_map(self, primitive: Primitive, function: WrappedFun, args: Sequence[Any], **params: Any) -> Any:
         """Runs a `jax.shard_map` call outside `jit`; traces it first, so that captured values become operands."""
-        args = registered_read(args, self.as_current)
+        args = registered_as_arrays(args, self.as_current)
         result: list[Any] = []
 
         def bind(*arrays: Any) -> list[Any]:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.array_likes import has_registered, registered_read
+from mirrored._jax.array_likes import has_registered, registered_as_arrays
 from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import as_array, check_fit, frozen
 from mirrored._jax.boxes import Array, is_live_box, payload_of
@@ -86,7 +86,7 @@ def stack_components(
     """
     if has_registered(components):
         # Variables are read where the caller is: in a compiled function, their values are tracers.
-        components = registered_read(components, nullcontext)
+        components = registered_as_arrays(components, nullcontext)
     for component in components:
         for leaf in jax.tree.leaves(component) if isinstance(component, (list, tuple)) else ():
             check_fit(leaf)

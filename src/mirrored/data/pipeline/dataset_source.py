@@ -172,7 +172,7 @@ class DatasetSource(Source):
         except InputError as error:
             too_short = error  # of the same examples there are fewer batches if these are larger
         # Restoring has read the sources again from their first elements, without the functions of later steps.
-        size = _size_read_again(self.dataset.node)
+        size = _size_of_first_elements(self.dataset.node)
         if counts and size != full and (size is not None or too_short is None):
             return iterator.restore(state, again=True)
         if too_short is not None:
@@ -235,7 +235,7 @@ def _has_first_of_sources(node: Node) -> bool:
     return known and all(map(_has_first_of_sources, node.parents))
 
 
-def _size_read_again(node: Node) -> int | None:
+def _size_of_first_elements(node: Node) -> int | None:
     """Returns the size of the first batch, computed from the first elements of the sources.
 
     Restoring a position has read these elements again. They are not read with a second iterator, which may share a file

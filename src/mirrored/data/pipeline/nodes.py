@@ -296,7 +296,7 @@ class Members(tuple[Node, ...]):
     """
 
     @functools.cached_property
-    def _further_uses(self) -> list[int]:
+    def _reuse_numbers(self) -> list[int]:
         """For each input: 0, or a distinct number if it shares a random operation with an earlier input."""
         seen: set[int] = set()
         found, number = [], 0
@@ -311,7 +311,7 @@ class Members(tuple[Node, ...]):
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
         """Pairs each input dataset with the `Run` of its pass; inputs that share a shuffle get different ones."""
-        places = enumerate(zip(self, self._further_uses, strict=True))
+        places = enumerate(zip(self, self._reuse_numbers, strict=True))
         return [
             (
                 member,

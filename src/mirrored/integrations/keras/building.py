@@ -38,7 +38,7 @@ def built_once(optimizer: Optimizer) -> Iterator[None]:
     if here.store is None:
         yield
         return
-    reads = _StoredReads(f"{type(optimizer).__name__}.build", here.store)
+    reads = _BuildReads(f"{type(optimizer).__name__}.build", here.store)
     before = {id(variable) for variable in optimizer.variables}
     undo = _unbuilding(optimizer)
     try:
@@ -52,7 +52,7 @@ def built_once(optimizer: Optimizer) -> Iterator[None]:
             here.store.created(variable.mirrored)
 
 
-class _StoredReads:
+class _BuildReads:
     """A listener for variable reads; raises an error if `build` reads a variable that the same run has assigned."""
 
     def __init__(self, called: str, store: VariableStore) -> None:

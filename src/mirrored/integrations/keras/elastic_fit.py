@@ -92,9 +92,9 @@ class FitCallback(_Callback):  # type: ignore[misc]
             self._restore_callbacks()
             set_initial_epoch(model, self.params["epochs"] if self._place.has_stopped else self._place.epoch)
             if self._place.steps or self._place.is_repeated:
-                self._again = begin_snapshot(self._changed_again()).finish()
+                self._again = begin_snapshot(self._to_restore_again()).finish()
 
-    def _changed_again(self) -> Checkpoint:
+    def _to_restore_again(self) -> Checkpoint:
         """Returns a checkpoint of the state that a resumed `fit` restores a second time, in `on_epoch_begin`.
 
         `fit` resets the metrics when an epoch begins, and repeated callback methods can change the model.
@@ -107,7 +107,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
         """Restores the state that a resumed `fit` has changed since `on_train_begin`."""
         again, self._again = self._again, None
         if again is not None:
-            restore_snapshot(self._changed_again(), again)
+            restore_snapshot(self._to_restore_again(), again)
         if self._others is not None:
             self._restore_history()
             if self._place.is_repeated:
