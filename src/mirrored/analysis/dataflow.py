@@ -251,7 +251,7 @@ def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: i
 
 
 def identity(count: int, first: int = 0) -> list[EquationDataflow]:
-    """Returns the dependencies of `count` outputs that equal consecutive operands, beginning with operand `first`."""
+    """Returns the dependencies of `count` outputs, where output ``i`` is a copy of operand ``first + i``."""
     return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
 
 

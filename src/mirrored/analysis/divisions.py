@@ -41,11 +41,20 @@ class Divisions:
         return bit
 
     def is_derivative(self, bit: int) -> bool:
-        """Returns whether a division is the derivative of another division."""
+        """Returns whether a division belongs to the backward pass of another division.
+
+        For example, with R replicas, the derivative of ``x / R`` divides the cotangent by R. A program that averages a
+        gradient over replicas divides by R, too, but is not in the backward pass of a division.
+        """
         return any(bit & mask for mask in self._derivatives.values())
 
     def average(self, mask: int, gradients: Set[tuple[int, ...]]) -> bool:
-        """Returns whether any division in the bit mask `mask` may average gradients of these shapes over replicas."""
+        """Returns whether a division in the bit mask `mask` may average gradients over replicas.
+
+        Args:
+            mask: The divisions on which a gradient depends, one bit each.
+            gradients: The shapes of all gradients.
+        """
         own = mask & self._of_batch
         for shape, divisions in self._forward.items():
             if not own & divisions:

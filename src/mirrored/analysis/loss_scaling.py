@@ -111,7 +111,7 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """Finds means over the per-replica batch in a replica function, by the factors 1/n that they cause in gradients.
+    """Detects means over the per-replica batch (n examples) by the factor 1/n in the gradients of a replica function.
 
     Args:
         jaxpr: The jaxpr of the body.

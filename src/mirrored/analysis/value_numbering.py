@@ -79,7 +79,7 @@ class ValueNumbering:
         return self._read(self._of, atom)
 
     def operation(self, eqn: JaxprEqn) -> int:
-        """Returns a number for an equation's primitive and parameters, whatever the equation's operands are."""
+        """Returns a number that identifies an equation's primitive and parameters, regardless of the operands."""
         kind = self._flows.kind(eqn)
         if isinstance(kind, Call) and eqn.primitive.name != "shard_map":
             # The other parameters (names, derivative rules, layouts) do not change the result.
