@@ -13,7 +13,11 @@ from mirrored.errors import ArgumentError
 
 
 def checked_part(name: str, part: object) -> Any:
-    """Returns an object passed to `Checkpoint`; raises an `ArgumentError` if the object has no state."""
+    """Checks that an object passed to `Checkpoint` has state that can be saved, and returns the object.
+
+    Raises:
+        ArgumentError: The object has no state.
+    """
     can_hold = is_open(part) or is_container(part) or is_number(part) or has_position(part)
     if part is None or isinstance(part, type) or not (can_hold or leaf_of(part, Root({}, "")) is not None):
         raise ArgumentError(
@@ -27,7 +31,11 @@ def checked_part(name: str, part: object) -> Any:
 
 
 def checked_root(root: object) -> Any:
-    """Returns the root of a `Checkpoint`; raises an `ArgumentError` if the object needs a name or has no state."""
+    """Checks that an object, such as a model, can be the root of a `Checkpoint`, and returns the object.
+
+    Raises:
+        ArgumentError: The object has no state, or is an optimizer, a variable or an array, which needs a name.
+    """
     is_optimizer = has_slots(root) or keras_slots(root) is not None
     if is_optimizer or keras_leaf(root) is not None or leaf_of(root, Root({}, "")) is not None:
         kind = "optimizer" if is_optimizer else "value"

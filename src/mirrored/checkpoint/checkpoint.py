@@ -294,7 +294,7 @@ class Checkpoint:
         return graph
 
     def with_pending_values(self, manifest: Manifest, graph: Graph) -> Manifest:
-        """Returns `manifest`, extended by the restored checkpoints' values of objects that do not exist yet."""
+        """Returns `manifest` plus values that `restore` could not restore yet, because their objects do not exist."""
         waiting = self._restoration
         return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_be_created)
 

@@ -126,14 +126,17 @@ def noticing(value: object) -> Any:
 
 
 def without_view(value: Any, before: object) -> tuple[Any, bool]:
-    """Returns what is assigned to a part of a checkpoint, without its view, and whether it keeps its own values.
+    """Unwraps a value assigned to an attribute of a checkpoint; also returns whether to skip restoring the value.
 
-    What keeps its values is not restored: ``checkpoint.part += [...]`` assigns the same list again, and
-    ``checkpoint.part = [*checkpoint.part, entry]`` assigns a list of entries in place of another list.
+    The restore is skipped for the same list, as in ``checkpoint.losses += [...]``, and for a list of numbers or records
+    that replaces another list, as in ``checkpoint.losses = [*checkpoint.losses, loss]``.
 
     Args:
-        value: What is assigned.
-        before: The part that it replaces, or None.
+        value: The assigned value, which may be a `NoticingList` or `NoticingDict`.
+        before: The previous value of the attribute, or None.
+
+    Returns:
+        The value without a `NoticingList` or `NoticingDict` around it, and whether to skip restoring it.
     """
     given = value.data if isinstance(value, (NoticingList, NoticingDict)) else value
     if not isinstance(given, list) or not isinstance(before, list):
@@ -300,7 +303,7 @@ class _RestoreAtFirstUse:
 
 
 def restores_when_used(variable: Variable, checkpoint: Waiting) -> bool:
-    """Defers the restore of a new variable that has become an attribute to its first use; returns whether it does.
+    """Tries to defer the restore of a new variable to its first use; returns whether the restore is deferred.
 
     At the first use of one of them, `restore_new_variables` reads the values of all new variables together, which takes
     less time than reading them one by one. Only an unused variable is deferred. A variable that becomes an attribute

@@ -114,7 +114,7 @@ class Graph:
                 del self.leaves[name]
 
     def log_left_out(self, called: str, told: set[str]) -> None:
-        """Warns about each set or tracer that is not saved, unless its name is in `told`; adds the name to `told`."""
+        """Warns about unsaved sets and tracers whose names are not in `told`, and adds these names to `told`."""
         in_set = "the state in %s: the items of a set have no order and no names. Keep them in a list or a dict"
         tracer = (
             "%s: a compiled function has set it while it was traced, and it has no value outside of the function. "
@@ -126,7 +126,7 @@ class Graph:
                 _log.warning(f"%s leaves out {reason}", called, name)
 
     def other_names(self) -> dict[str, list[str]]:
-        """Returns, for each named object, all other paths to the object, including its names in older checkpoints."""
+        """Returns the aliases of objects, keyed by name: other paths, and names in checkpoints of earlier versions."""
         found: dict[str, list[str]] = {}
         for path, name in (*self.aliases.items(), *self.former.items()):
             found.setdefault(name, []).append(path)

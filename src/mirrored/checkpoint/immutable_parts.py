@@ -38,7 +38,7 @@ def log_replaced(called: str, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def log_unassigned(called: str, parts: Mapping[str, Any], saved: set[str]) -> None:
-    """Warns about immutable objects that the program has not replaced in the checkpoint since the previous save.
+    """Warns about immutable objects, such as tuples of arrays, that are saved again without having been replaced.
 
     Args:
         called: The method that saves.

@@ -19,7 +19,7 @@ _ADDS_NO_ATTRIBUTE: Final = frozenset({"equinox", "flax", "jax", "jaxlib", "nump
 
 
 def keepers(graph: Graph, roots: Iterable[Any], succession: Succession) -> Iterator[Any]:
-    """Yields the objects that must hold a reference to their checkpoint until its restores are complete.
+    """Yields the objects that get a reference to a `Checkpoint`, to keep it alive while restores are pending.
 
     A plain Python object keeps the checkpoint only if saved values wait for it or for an object below it. Other plain
     objects, such as a configuration that several models share, get no attribute and do not keep the models alive.

@@ -105,7 +105,9 @@ def check_slot_kinds(
     directory: Path,
     called: str,
 ) -> None:
-    """Raises an error if a Keras optimizer and a checkpoint have slots of different kinds at the same position.
+    """Raises an error if slots of a Keras optimizer and a checkpoint differ in kind, such as momentum and velocity.
+
+    Compares the slots that have the same number, that is, the same position among the optimizer's slots.
 
     Args:
         optimizer: The optimizer's name.

@@ -39,7 +39,9 @@ def is_entry(value: object) -> bool:
 
 
 class OwnLists:
-    """The lists of a program that have items, of which a checkpoint may have more from an earlier run.
+    """Finds saved values that belong to a list, such as a loss history, that the program has begun anew.
+
+    A list was begun anew if it has items in the program, and the checkpoint has further items of it.
 
     Args:
         lists: The lists and deques of the program, by name.
@@ -49,7 +51,7 @@ class OwnLists:
         self._of_entries = {name: all(map(is_entry, given)) for name, given in lists.items() if given}
 
     def list_of(self, name: str, saved: Saved) -> str | None:
-        """Returns the name of the list to which a saved value belongs if the program has begun that list anew, or None.
+        """Returns the name of the list, begun anew by the program, to which a saved value belongs; None for others.
 
         A checkpoint with the entries of the program and the saved value would mix two lists.
 

@@ -75,12 +75,15 @@ class Manifest:
 
     @property
     def shape_and_dtype(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The shapes and dtypes of the stored arrays, as a dict keyed by name."""
+        """The shape and dtype of each saved value that is an array, as a dict keyed by the value's name."""
         return {name: (tuple(s.value), _stored_dtype(s)) for name, s in self.leaves.items() if s.is_array}
 
     @property
     def stored_arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The shapes and dtypes of all stored arrays: `shape_and_dtype`, plus arrays with one value per replica."""
+        """The shape and dtype of each array in the array files, as a dict keyed by the array's name in these files.
+
+        Extends `shape_and_dtype` by the arrays that stack a variable's values on all replicas (`components_of`).
+        """
         found = self.shape_and_dtype
         components = [(name, saved.components) for name, saved in self.leaves.items() if saved.components]
         return {

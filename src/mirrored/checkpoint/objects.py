@@ -110,7 +110,10 @@ def has_slots(value: object) -> TypeGuard[HasSlots]:
 
 
 def chooses_parts(value: object) -> TypeGuard[HasParts]:
-    """Returns whether `value` chooses for itself what a checkpoint saves, as a `Checkpoint` inside another does."""
+    """Returns whether `value` has `checkpoint_parts`, the method that yields the values to save.
+
+    For example, a `Checkpoint` inside another one has this method.
+    """
     return defines(value, "checkpoint_parts")
 
 
@@ -169,7 +172,10 @@ def is_container(value: object) -> TypeGuard[Iterable[Any]]:
 
 
 def is_node(value: object) -> bool:
-    """Returns whether `value` is an inner node of a pytree, whose numeric attributes a checkpoint does not save."""
+    """Returns whether JAX treats `value` as an inner node of a pytree, not as a leaf.
+
+    A checkpoint does not save the numeric attributes of such an object.
+    """
     return not jax.tree_util.all_leaves([value])
 
 

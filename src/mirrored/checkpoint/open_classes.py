@@ -52,12 +52,12 @@ def is_open(value: object) -> bool:
 
 
 def package_of(value: object) -> str:
-    """Returns the name of the top-level package that an object's class states as its origin."""
+    """Returns the top-level package in the `__module__` of an object's class, such as ``"numpy"``."""
     return type(value).__module__.partition(".")[0]
 
 
 def is_named_like_library(value: object) -> bool:
-    """Returns whether a class only states that it is of the standard library, and is not.
+    """Returns whether an object's class names a standard library module in `__module__`, but is not from that library.
 
     This is the case of classes in a file of the program with the name of a library module, such as ``code.py``, and of
     classes that `types.new_class`, `dataclasses.make_dataclass` (Python 3.11) or `exec` creates: their `__module__` is

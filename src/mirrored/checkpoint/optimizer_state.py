@@ -41,7 +41,10 @@ class RateLeaf(Leaf):
         return Saved("array", (), str(np.dtype(jnp.result_type(float))))
 
     def accepts(self, saved: Saved) -> bool:
-        """Returns whether a saved value is a scalar array, of any dtype: the variable gets its dtype later."""
+        """Returns whether a saved value is a scalar array, but not a PRNG key.
+
+        Any dtype is accepted, because the learning rate's variable gets its dtype only when it is created.
+        """
         return saved.is_array and not saved.is_key and saved.shape == ()
 
     def read(self) -> Saved:

@@ -108,7 +108,7 @@ class Restoration:
             raise
 
     def cancel_superseded_by(self, newer: Restoration) -> None:
-        """Cancels the pending restore of all existing state for which the later restore `newer` also has a value."""
+        """Makes this restore skip all existing state for which the later restore `newer` also has a value."""
         graph = self._look()
         theirs, own = match(graph, newer._manifest), match(graph, self._manifest)
         taken = {*theirs.pairs, *(one.name for one in theirs.misfits)} - self._done
@@ -143,9 +143,10 @@ class Restoration:
         return bool(new)
 
     def make_slots(self, called: str) -> None:
-        """Creates and restores pending optimizer slots of variables whose own values come from a newer restore.
+        """Creates and restores the pending optimizer slots whose variables all exist now.
 
-        Does nothing in a step, or if the slots cannot be restored; `proceed` restores slots created later.
+        The values of the variables may come from a newer restore. Does nothing in a step, or if the slots cannot be
+        restored; `proceed` restores slots created later.
         """
         graph, here = self._look(), ambient()
         found = match(graph, self._manifest)

@@ -29,7 +29,7 @@ def several_workers() -> bool:
 
 
 def writes_here(called: str, path: Path) -> bool:
-    """Returns whether this worker writes the checkpoint: only the first worker that saves to this path does."""
+    """Returns whether this worker is the first of those that save to `path`, and so writes the checkpoint."""
     if not several_workers():
         return True
     paths = host_allgather(called, "save a checkpoint", str(path))

@@ -39,7 +39,7 @@ class Succession:
         return not self._restorations
 
     def pending(self) -> list[tuple[Manifest, set[str]]]:
-        """Returns the manifest of each restore, with the names in it whose values are not restored yet."""
+        """Returns each restore's manifest, with the names of the values that are not restored yet."""
         return [one.pending() for one in self._restorations]
 
     def has_pending_values_of(self, part: str) -> bool:

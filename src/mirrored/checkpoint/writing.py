@@ -58,7 +58,7 @@ _REMEDIES: Final = {
 
 
 class FencedError(Exception):
-    """Exception that discards an unfinished checkpoint, because this process has left the job that began it."""
+    """Raised to discard an unfinished checkpoint that was begun in a job that this process has left."""
 
 
 class _Fence:
@@ -220,9 +220,9 @@ def _has_arrays(folder: Path) -> bool:
 
 
 def remove_own(folder: Path) -> None:
-    """Deletes a checkpoint's own files, and the folder unless it contains other files.
+    """Deletes the checkpoint's files in a folder, manifest first, and then the folder if it is empty.
 
-    The manifest is deleted first, so that an incomplete checkpoint is not taken for a complete one.
+    Without the manifest, an incomplete checkpoint is not taken for a complete one.
     """
     if folder.is_symlink():
         folder.unlink()
@@ -239,7 +239,7 @@ def remove_own(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint's own files, and its folder unless the user has put other files there.
+    """Removes the checkpoint at a path, and a backup copy beside it, but keeps the user's own files.
 
     The folder is renamed, or loses its manifest, before any array is removed. So an interrupted removal does not leave
     a checkpoint with missing arrays.
