@@ -63,7 +63,9 @@ def job_options(command: Command) -> Command:
 
 
 def placed(job: Job) -> Job:
-    """Returns `job`, with the machines that a scheduler such as Slurm gives unless the command line sets them.
+    """Returns `job` with the node count, node rank and coordinator that a scheduler such as Slurm provides.
+
+    Without a scheduler, or if the command line sets several nodes or a coordinator, `job` is returned unchanged.
 
     Raises:
         AllocationError: The scheduler has started several launchers, and ``--nodes 1`` was given or nothing says how to
