@@ -21,10 +21,9 @@ def declare_elastic() -> None:
 
 
 def join_as_restartable(called: str) -> None:
-    """Asks the launcher of an elastic job to restart all workers after a failure, as without ``--elastic``.
+    """Asks the launcher of an elastic job to restart all workers after a failure, as if the job were not elastic.
 
-    The launcher then treats the job as without ``--elastic``. Does nothing outside of `mirrored run --elastic`, or when
-    called in an elastic training function.
+    Does nothing outside of `mirrored run --elastic`, or when called in an elastic training function.
 
     Context: before a strategy is created.
 

@@ -144,7 +144,7 @@ class SlurmClusterResolver(AddressResolver):
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """Expands Slurm's notation of host lists, e.g. ``n[1-3],m5`` to n1, n2, n3 and m5.
+    """Expands a host list in Slurm's notation, such as ``n[1-3],m5``, to a list of host names.
 
     Raises:
         ClusterError: The list cannot be parsed.
@@ -160,7 +160,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
-    """Expands Slurm's notation of task counts per node, e.g. ``2(x3),1`` to 2, 2, 2 and 1.
+    """Expands task counts in Slurm's notation, such as ``2(x3),1``, to a list with one count per node.
 
     Raises:
         ClusterError: The text cannot be parsed.
@@ -224,7 +224,9 @@ def _named_gpus() -> list[str] | None:
 
 
 def gpus_in(visible_devices: str) -> list[str]:
-    """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names; CUDA ignores what follows an invalid name.
+    """Returns the GPU names in a value of CUDA_VISIBLE_DEVICES that precede the first invalid name.
+
+    CUDA ignores the rest, too.
 
     Example:
         >>> gpus_in("0, 2,-1,3"), gpus_in("GPU-8932f937"), gpus_in("NoDevFiles")
