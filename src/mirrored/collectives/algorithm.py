@@ -74,15 +74,20 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def as_written(self) -> bool:
-        """Whether XLA must not merge equal operations of programs with this algorithm, for bit-identical results.
+        """Whether XLA must compile programs with this algorithm without merging equal operations (CSE).
 
-        XLA then omits this rewrite (CSE) and others whose effect depends on the number of devices.
+        XLA then also omits other rewrites whose effect depends on the number of devices. So results are bit-identical
+        on any number of devices.
         """
         return False
 
     @property
     def drops_padding(self) -> bool:
-        """Whether `sum` and its gradient ignore empty slots, which devices with one replica fewer than others have."""
+        """Whether `sum` and its gradient ignore the contents of empty replica slots.
+
+        A device with one replica fewer than others has an empty slot. For algorithms that do not ignore its contents,
+        `all_reduce` fills the slot with -0.0.
+        """
         return False
 
     @property
@@ -112,7 +117,7 @@ class CrossDeviceOps(abc.ABC):
     def all_reduce(
         self, op: ReduceOp | str | Callable[[Any], Any], arrays: Sequence[Sequence[Any]], group: Group
     ) -> list[list[Any]]:
-        """Reduces arrays over all replicas; returns for each array one result per replica slot of this device.
+        """Reduces each array over all replicas; returns a list per array, with the result once per local replica slot.
 
         The results of an array are equal. Those of a sum or mean are differentiated separately: each receives the
         cotangent of its own replica, and the gradient is the `all_reduce` of these by the same operation in the same
@@ -137,7 +142,7 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """All-gathers each array over replicas as ``[replicas, ...]``; returns a copy per replica slot of this device.
+        """All-gathers each array to ``[replicas, ...]``; returns a list per array, with a copy per local replica slot.
 
         As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """

@@ -78,7 +78,7 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def drops_padding(self) -> bool:
-        """True, because empty replica slots are not leaves of the summation trees of the forward and backward pass."""
+        """True, because the summation trees of values and gradients have no leaves for empty replica slots."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
@@ -88,7 +88,7 @@ class OrderedTree(CrossDeviceOps):
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """All-gathers each array over replicas as ``[replicas, ...]``; returns a copy per replica slot of this device.
+        """All-gathers each array to ``[replicas, ...]``; returns a list per array, with a copy per local replica slot.
 
         The stack is behind a fusion boundary. The backward pass sums cotangents by the tree.
         """

@@ -62,7 +62,7 @@ class PartialSums:
 
     @functools.cached_property
     def patterns(self) -> tuple[Pattern, ...]:
-        """For each device, the ``(start, stop)`` ranges of the local replica indices that its partial sums add."""
+        """For each device, one ``(start, stop)`` range of local replica indices per partial sum."""
         return tuple(
             tuple((start - first, stop - first) for start, stop in map(self._leaves, nodes))
             for nodes, first in ((nodes, self.slots.first_on(device)) for device, nodes in enumerate(self._nodes))

@@ -52,7 +52,7 @@ class Group:
 
     @property
     def slots(self) -> Slots:
-        """The replica slots of the group's devices, K per device; slots without a replica are empty."""
+        """The assignment of the group's replicas to devices, as a `Slots` object."""
         return Slots(self.devices, self.num_replicas)
 
     def is_real(self) -> Any:
@@ -64,7 +64,7 @@ class Group:
         return lax.axis_index(self.axis) < self.slots.full
 
     def with_neutral(self, components: Sequence[Any]) -> list[Any]:
-        """Returns this device's components to sum; the component of an empty replica slot is -0.0, the neutral element.
+        """Returns this device's components, with -0.0 (which changes no sum) in place of an empty slot's component.
 
         The neutral element is -0.0: x + -0.0 is x for every x, but -0.0 + 0.0 is 0.0.
         """
@@ -75,7 +75,7 @@ class Group:
         return [*others, jnp.where(self.is_real(), last, neutral)]
 
     def for_each_local(self, value: Any) -> list[Any]:
-        """Returns a list with `value` once per replica slot of this device; the gradient of an empty slot is zero."""
+        """Returns a list with one copy of `value` per local replica slot; an empty slot's copy has gradient zero."""
         copies = [value] * self.local
         return [*copies[:-1], without_padding_gradient(value, self.is_real())] if self.padded else copies
 
@@ -208,10 +208,10 @@ def not_constant(value: jax.Array) -> jax.Array:
 
 
 def opaque_false(array: jax.Array) -> Any:
-    """Computes a scalar False from `array`, so that XLA cannot constant-fold it unless the array is a constant.
+    """Returns a scalar False, computed from `array` in a way that XLA cannot constant-fold.
 
-    It is computed from the first element: the exponential of a number that is not positive is at most 1, and a
-    comparison with NaN is False.
+    XLA can fold the scalar only if `array` is a constant. It is computed from the first element: the exponential of a
+    number that is not positive is at most 1, and a comparison with NaN is False.
     """
     # Primitives instead of `jnp` functions: JAX traces each of those functions once per shape, which took a quarter of
     # the time of tracing a step.
