@@ -61,7 +61,7 @@ UNCONVERTED: Final = Conversion()
 
 
 class Bindings(Generic[F]):
-    """A mapping from instances to objects, each of which is released when its instance is deleted.
+    """A mapping keyed by instances, which removes an entry when the instance is deleted.
 
     Instances are compared by identity, because equal instances still have different variables, and many instances (such
     as plain dataclasses) are not hashable. An instance that does not support weak references is kept alive.

@@ -215,7 +215,7 @@ def _found_in_methods(kind: type) -> frozenset[str] | None:
 
 
 def with_wrapped(function: object) -> Iterator[types.FunctionType]:
-    """Yields a function and those that it wraps; for example the `call` of a Keras layer that AutoGraph can convert."""
+    """Yields a function and all functions that it wraps (`__wrapped__`), such as the original `call` of a layer."""
     while isinstance(function, types.FunctionType):
         yield function
         function = vars(function).get("__wrapped__")
@@ -266,7 +266,7 @@ def reads_in(code: types.CodeType) -> set[tuple[str | None, str]]:
 
 
 def may_read(owner: object, attribute: str, reads: set[tuple[str | None, str]], found: Sequence[Named]) -> bool:
-    """Returns whether code that reads the attributes `reads` may read the attribute `attribute` of `owner`.
+    """Returns whether code may read the attribute `attribute` of `owner`, given the code's attribute reads (`reads`).
 
     False if the code reads that attribute only from known attributes of the objects in `found`, which are the objects
     that the code can reach, and none of those attributes is `owner`.

@@ -32,7 +32,7 @@ _MOST_KEPT: Final = 2**20
 
 
 def smallest_computed(jaxpr: Jaxpr, results: Sequence[jax.ShapeDtypeStruct]) -> int | None:
-    """Returns the index of the smallest result that a step computes; None if no computed result is small.
+    """Returns the index of the smallest result that a step computes; None if none is smaller than 1 MiB.
 
     The array is ready when the step has ended. A step in flight keeps it, also after the user has dropped it. An
     argument that the step returns is not computed: JAX returns it as it is, without waiting for the step. Without such
@@ -140,7 +140,7 @@ class DonatingSteps:
 
 
 class DonatingStep:
-    """One call of a program that donates the buffers of variables; the call can be completed after an exception.
+    """A call of a program that donates variable buffers; stores the results even if an exception interrupts the call.
 
     While it is in progress, `state.step` refers to it. If a second exception interrupts `fail`, the next access to a
     variable calls `finish`.
@@ -223,7 +223,10 @@ def drain() -> None:
 
 
 def forget() -> None:
-    """Stops tracking steps in flight after a step has failed: the later steps would raise the same error again."""
+    """Stops tracking the steps in flight.
+
+    Called after a step has failed. Waiting for the later steps would raise the same error again.
+    """
     _pending.clear()
 
 

@@ -172,7 +172,7 @@ class Function(Code):
 
     @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
-        """The function that is traced, with converted code (as by AutoGraph) and the conversion of results."""
+        """The function that JAX traces: the Python function with converted code, wrapped to convert its results."""
         return self._conversion.with_result(self._to_trace)
 
     @functools.cached_property
