@@ -38,7 +38,7 @@ def test_one_machine_is_not_replaced_by_those_of_a_scheduler(command):
 def test_a_scheduler_gives_the_machines(monkeypatch):
     for name, text in SLURM.items():
         monkeypatch.setenv(name, text)
-    found = options.placed(Job(program=__file__))
+    found = options.with_scheduler_nodes(Job(program=__file__))
     assert (found.nodes, found.node_rank, found.coordinator) == (2, 1, "n1:10217")
     given = Job(program=__file__, nodes=3, node_rank=2, coordinator="h:1")
-    assert options.placed(given) is given
+    assert options.with_scheduler_nodes(given) is given

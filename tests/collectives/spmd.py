@@ -43,7 +43,7 @@ def reduction(algorithm: CrossDeviceOps, op: Any, devices: int, replicas: int, c
         lists = [[part[k] for k in range(group.local)] for part in parts]
         return [result[None] for result in algorithm.reduce_arrays(op, lists, group)]
 
-    return over_devices(body, devices, stacked=count, bit_identical=algorithm.as_written, equal=False)
+    return over_devices(body, devices, stacked=count, bit_identical=algorithm.requires_bit_identity, equal=False)
 
 
 def collectives_in(text: str) -> dict[str, int]:

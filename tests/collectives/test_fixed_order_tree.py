@@ -65,7 +65,7 @@ def train(program: tuple[str, ...], dtype: Any, devices: int, replicas: int, ste
         slots = [(0.9 * slot + mean).astype(dtype) for slot, mean in zip(slots, means, strict=True)]
         return [(w - 0.1 * slot).astype(dtype) for w, slot in zip(weights, slots, strict=True)], slots
 
-    step = over_devices(body, devices, stacked=1, bit_identical=algorithm.as_written)
+    step = over_devices(body, devices, stacked=1, bit_identical=algorithm.requires_bit_identity)
     rng = np.random.default_rng(7)
     weights = [jnp.asarray(rng.normal(size=(WIDTH, WIDTH)) * 0.5, dtype) for _ in program]
     weights.append(jnp.zeros((0, 3), dtype))  # a parameter without elements
@@ -159,7 +159,7 @@ def test_gradient_through_the_reduction_has_the_same_bits(devices: int) -> None:
         _, pullback = jax.vjp(reduced, [x[k] for k in range(group.local)])
         return jnp.stack(pullback([u[k] * 1.1 for k in range(group.local)])[0])
 
-    result = over_devices(body, devices, stacked=2, bit_identical=algorithm.as_written, equal=False)(x, u)
+    result = over_devices(body, devices, stacked=2, bit_identical=algorithm.requires_bit_identity, equal=False)(x, u)
     expected = tree_sum(list(u * np.float32(1.1)))
     assert {np.asarray(row).tobytes() for row in result} == {expected.tobytes()}
 

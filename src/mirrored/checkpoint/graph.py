@@ -30,7 +30,7 @@ from mirrored.checkpoint.objects import (
     HasSlots,
     KerasLeaf,
     Part,
-    chooses_parts,
+    has_checkpoint_parts,
     has_no_value_yet,
     has_slots,
     is_container,
@@ -343,7 +343,7 @@ class _Walk:
         return self._zone_of_attributes(name, value, zone)
 
     def _zone_of_attributes(self, name: str, value: object, zone: _Zone) -> _Zone:
-        if zone.numbers and not zone.holders and chooses_parts(value):
+        if zone.numbers and not zone.holders and has_checkpoint_parts(value):
             return dataclasses.replace(zone, is_constant=False, is_inner=True)
         holds = zone.numbers and is_open(value) and not is_node(value)
         holders = (*zone.holders, name) if holds else ()

@@ -38,7 +38,7 @@ def is_entry(value: object) -> bool:
     return len(others) < len(inside) or (bool(arrays) and all(np.shape(one) == () for one in arrays))
 
 
-class OwnLists:
+class RestartedLists:
     """Finds saved values that belong to a list, such as a loss history, that the program has begun anew.
 
     A list was begun anew if it has items in the program, and the checkpoint has further items of it.

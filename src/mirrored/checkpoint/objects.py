@@ -109,7 +109,7 @@ def has_slots(value: object) -> TypeGuard[HasSlots]:
     return defines(value, "made", "slots", "build")
 
 
-def chooses_parts(value: object) -> TypeGuard[HasParts]:
+def has_checkpoint_parts(value: object) -> TypeGuard[HasParts]:
     """Returns whether `value` has `checkpoint_parts`, the method that yields the values to save.
 
     For example, a `Checkpoint` inside another one has this method.
@@ -119,7 +119,7 @@ def chooses_parts(value: object) -> TypeGuard[HasParts]:
 
 def parts_of(value: object, place: Place) -> Iterator[Part]:
     """Yields the attributes or items of an object that a checkpoint saves, each with its name and location."""
-    if chooses_parts(value):
+    if has_checkpoint_parts(value):
         yield from value.checkpoint_parts(place)
     elif isinstance(value, Mapping):
         for index, (key, one) in enumerate(value.items()):

@@ -15,7 +15,7 @@ from mirrored.checkpoint.graph import SLOTS, Graph
 from mirrored.checkpoint.growing_lists import append_saved_numbers
 from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Undo
-from mirrored.checkpoint.list_entries import OwnLists
+from mirrored.checkpoint.list_entries import RestartedLists
 from mirrored.checkpoint.manifest import ARRAYS, Manifest, components_of, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
 from mirrored.checkpoint.objects import HasSlots, is_generated
@@ -165,7 +165,7 @@ class Restoration:
             graph: The state from which the manifest was made.
             wanted: From a name in the checkpoint to whether the program may still create this state.
         """
-        found, lists = match(graph, self._manifest), OwnLists(graph.lists)
+        found, lists = match(graph, self._manifest), RestartedLists(graph.lists)
         taken = {*self._used, *(source for source, _ in found.pairs.values()), *(one.source for one in found.misfits)}
         names = [
             name
@@ -194,7 +194,7 @@ class Restoration:
             carried=[*manifest.carried, *names],
         )
 
-    def _is_of_restarted_list(self, name: str, lists: OwnLists) -> bool:
+    def _is_of_restarted_list(self, name: str, lists: RestartedLists) -> bool:
         """Returns whether a saved value belongs to a list that the program has started over with new items.
 
         Warns once for each such list, except for a list of numbers, which a restore continues.

@@ -62,7 +62,7 @@ def job_options(command: Command) -> Command:
     return cast(Command, checked)
 
 
-def placed(job: Job) -> Job:
+def with_scheduler_nodes(job: Job) -> Job:
     """Returns `job` with the node count, node rank and coordinator that a scheduler such as Slurm provides.
 
     Without a scheduler, or if the command line sets several nodes or a coordinator, `job` is returned unchanged.

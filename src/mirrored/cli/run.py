@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from typing import NoReturn
 
-from mirrored.cli.options import placed
+from mirrored.cli.options import with_scheduler_nodes
 from mirrored.errors import ArgumentError
 from mirrored.launcher import Job, run_job
 
@@ -30,5 +30,5 @@ def run(job: Job, *, replicas: int | None) -> NoReturn:
             )
         job = dataclasses.replace(job, replicas_per_worker=replicas)
     if replicas is None:
-        job = placed(job)
+        job = with_scheduler_nodes(job)
     sys.exit(run_job(job))

@@ -64,8 +64,8 @@ class CrossDeviceOps(abc.ABC):
 
         Args:
             arrays: For each array, its components on this device: `group.local` arrays of equal shape and dtype. The
-                component of an empty slot (`group.padded`) is the neutral element, -0.0; with `drops_padding`, its
-                values are unspecified.
+                component of an empty slot (`group.padded`) is the neutral element, -0.0; if the algorithm
+                `ignores_empty_slots`, its values are unspecified.
             group: The placement of the replicas on devices.
 
         Returns:
@@ -73,7 +73,7 @@ class CrossDeviceOps(abc.ABC):
         """
 
     @property
-    def as_written(self) -> bool:
+    def requires_bit_identity(self) -> bool:
         """Whether XLA must compile programs with this algorithm without merging equal operations (CSE).
 
         XLA then also omits other rewrites whose effect depends on the number of devices. So results are bit-identical
@@ -82,7 +82,7 @@ class CrossDeviceOps(abc.ABC):
         return False
 
     @property
-    def drops_padding(self) -> bool:
+    def ignores_empty_slots(self) -> bool:
         """Whether `sum` and its gradient ignore the contents of empty replica slots.
 
         A device with one replica fewer than others has an empty slot. For algorithms that do not ignore its contents,
@@ -149,7 +149,7 @@ class CrossDeviceOps(abc.ABC):
         return [group.for_each_local(stack_all(components, group)) for components in arrays]
 
     def _sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        if not group.padded or self.drops_padding:
+        if not group.padded or self.ignores_empty_slots:
             return self.sum(arrays, group)
         sums = self.sum([group.with_neutral(components) for components in arrays], group)
         return [[*copies[:-1], without_padding_gradient(copies[-1], group.is_real())] for copies in sums]

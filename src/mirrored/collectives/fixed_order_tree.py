@@ -72,12 +72,12 @@ class OrderedTree(CrossDeviceOps):
     """
 
     @property
-    def as_written(self) -> bool:
+    def requires_bit_identity(self) -> bool:
         """True, because merging equal operations of a device's replicas (XLA's CSE) would change bits of results."""
         return True
 
     @property
-    def drops_padding(self) -> bool:
+    def ignores_empty_slots(self) -> bool:
         """True, because the summation trees of values and gradients have no leaves for empty replica slots."""
         return True
 

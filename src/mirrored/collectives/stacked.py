@@ -87,7 +87,7 @@ def _compiled_reduction(
 ) -> Callable[..., Any]:
     reduction = _reduction(algorithm, op, device_assignment, num_inputs)
     compiled: Callable[..., Any] = jit(
-        reduction, bit_identical=algorithm.as_written, out_shardings=device_assignment.replicated
+        reduction, bit_identical=algorithm.requires_bit_identity, out_shardings=device_assignment.replicated
     )
     return compiled
 

@@ -36,7 +36,7 @@ def run_eager(
     are not staged, keep what was assigned (`runtime.variable_store`).
     """
     runner = EagerRunner(strategy)
-    if strategy.cross_device_ops.as_written:
+    if strategy.cross_device_ops.requires_bit_identity:
         warn_of_kernels(runner.device_assignment.devices[0].platform)
     here, trace = ambient(), current_trace()
     try:

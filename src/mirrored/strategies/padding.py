@@ -8,7 +8,7 @@ Nothing that it computes has an effect outside of it:
 - Collectives and `merge_call` drop it (`collectives.summation.Group`).
 - Its row of results and of per-replica variables is never read.
 - No gradient flows from it to values from outside, in the program that `contain` returns. (Under an algorithm with
-  `drops_padding`, the sums of gradients drop it, without operations that could change bits.)
+  `ignores_empty_slots`, the sums of gradients drop it, without operations that could change bits.)
 - Calls of Python functions (`jax.debug.print`, `io_callback`, `pure_callback`) are made only where the slot has a
   replica. Elsewhere their results are those of the slot before.
 """
@@ -111,7 +111,7 @@ def contain(
         axes: The mesh axis and its size.
     """
     group = runner.group_info
-    keeps_gradients = not runner.algorithm.drops_padding
+    keeps_gradients = not runner.algorithm.ignores_empty_slots
     return stage(lambda *inputs: _Contained(group, keeps_gradients).run(body, inputs), shapes, axes=axes)
 
 

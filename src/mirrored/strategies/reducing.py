@@ -327,7 +327,7 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
     check_components("Strategy.reduce", values, device_assignment)
     store = ambient().store
     if store is not None:
-        store.note_reduction(bit_identical=strategy.cross_device_ops.as_written)
+        store.note_reduction(bit_identical=strategy.cross_device_ops.requires_bit_identity)
     return reduce_stacked(
         strategy.cross_device_ops,
         op,

@@ -59,7 +59,7 @@ class TracingRunner(ReplicaRunner):
 
     Attributes:
         algorithm: The all-reduce algorithm.
-        bit_identical: Whether results must be bit-identical on any number of devices (`CrossDeviceOps.as_written`).
+        bit_identical: Whether results must be bit-identical on any number of devices.
         replica_ids: The ids of the local replicas, if the program receives them as an input; None if it computes them.
     """
 
@@ -70,7 +70,7 @@ class TracingRunner(ReplicaRunner):
         self.strategy = strategy
         self.device_assignment = strategy.device_assignment
         self.algorithm = strategy.cross_device_ops
-        self.bit_identical = self.writes_halves = self.algorithm.as_written
+        self.bit_identical = self.writes_halves = self.algorithm.requires_bit_identity
         self.num_local = self.device_assignment.local
         self.stands_for_others = len(self.device_assignment.devices) > 1
         self.in_place = self.num_local == 1
@@ -247,7 +247,7 @@ class TracingRunner(ReplicaRunner):
 
     def _without_padding_gradient(self, values: list[Any]) -> list[Any]:
         # A variable or a concrete value stays the same object in all slots; no gradient flows through it.
-        if not self.group_info.padded or self.algorithm.drops_padding or not _is_inexact_tracer(values[-1]):
+        if not self.group_info.padded or self.algorithm.ignores_empty_slots or not _is_inexact_tracer(values[-1]):
             return values
         return [*values[:-1], without_padding_gradient(values[-1], self.group_info.is_real())]
 

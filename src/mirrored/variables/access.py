@@ -279,7 +279,7 @@ def _aggregate_per_replica(assignment: Assignment, value: PerReplica, here: Ambi
         return runner.reduce(op, [[assignment.term(runner.component(value, k)) for k in range(runner.num_local)]])[0]
     algorithm = variable.strategy.cross_device_ops
     if here.store is not None:
-        here.store.note_reduction(bit_identical=algorithm.as_written)
+        here.store.note_reduction(bit_identical=algorithm.requires_bit_identity)
     return reduce_stacked(algorithm, op, [assignment.term(value.stacked(layout))], layout)[0]
 
 

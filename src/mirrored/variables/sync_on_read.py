@@ -64,7 +64,7 @@ def aggregate(variable: Variable, store: VariableStore | None, here: Ambient) ->
         )
     algorithm = variable.strategy.cross_device_ops
     if store is not None:
-        store.note_reduction(bit_identical=algorithm.as_written)
+        store.note_reduction(bit_identical=algorithm.requires_bit_identity)
     return reduce_stacked(algorithm, reduction_of(aggregation), [stacked], variable.device_assignment)[0]
 
 

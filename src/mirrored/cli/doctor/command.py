@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from mirrored.cli.options import placed
+from mirrored.cli.options import with_scheduler_nodes
 from mirrored.launcher import Job, run_job
 
 
@@ -22,7 +22,7 @@ def run_doctor(job: Job, folder: Path | None, *, as_json: bool = False) -> NoRet
         as_json: Whether to print JSON, on the machine of worker 0; what the workers print goes to standard error.
     """
     job = dataclasses.replace(job, arguments=() if folder is None else ("--checkpoints", str(folder.absolute())))
-    job = placed(job)
+    job = with_scheduler_nodes(job)
     if not as_json:
         sys.exit(run_job(job))
     if job.num_workers == 1:  # this process becomes the program
