@@ -388,7 +388,7 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns a compiled function that calls this function in `strategy.run`, cached by strategy and `key`.
+        """Returns a compiled function for `strategy.run` of this function, created once per pair (strategy, key).
 
         Args:
             strategy: The strategy of the run.

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Result(Bookkeeping):
-    """One leaf of a program's result: a static object, or an array with a function that converts it for the user.
+    """Describes one leaf of a program's result: a static object, or an output array and its conversion (`wrap`).
 
     Attributes:
         is_array: Whether it is an array.
@@ -88,7 +88,7 @@ class Result(Bookkeeping):
         return self.components > 0
 
     def described(self, array: jax.ShapeDtypeStruct) -> Any:
-        """Returns a `jax.ShapeDtypeStruct` for this leaf, or a `PerReplica` of several for a per-replica leaf."""
+        """Returns the shape and dtype of an array leaf: a `jax.ShapeDtypeStruct`, or a `PerReplica` of such structs."""
         if not self.is_per_replica:
             return array
         return PerReplica.of_components([jax.ShapeDtypeStruct(array.shape[1:], array.dtype)] * self.components, None)

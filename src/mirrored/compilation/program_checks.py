@@ -85,9 +85,9 @@ def _explained_use(called: str, error: Exception) -> TransformError | None:
 
 
 def explained_nesting(called: str, error: ValueError) -> TransformError | None:
-    """Returns an error that explains JAX's error for a `deterministic=True` run in a traced program, or None.
+    """Returns a TransformError that explains JAX's error for a nested `deterministic=True` run; None for other errors.
 
-    None stands for any other error of JAX.
+    Nested means that the run is called while JAX traces another program.
     """
     if "compiler_options" not in str(error):
         return None
@@ -157,9 +157,10 @@ def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
 
 
 def is_outer(constant: object) -> bool:
-    """Returns whether a constant of the jaxpr must become an operand of the program, although it is not a variable.
+    """Returns whether a constant of the jaxpr is a tracer of an enclosing trace, or an array that spans processes.
 
-    That is a tracer of an enclosing trace (a `jax.jit` around the call), or an array on devices of several processes.
+    Such a constant must become an operand of the program, as a variable does. An enclosing trace is, for example, that
+    of a `jax.jit` around the call.
     """
     if isinstance(constant, Tracer):
         return not isinstance(constant, CaptureTracer)

@@ -51,7 +51,7 @@ def log_ragged(function: object, name: str) -> None:
 
 
 def evened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Replaces each uneven per-replica batch in arguments by zeros: on every replica, the shape of the largest batch.
+    """Replaces uneven per-replica batches in arguments by zeros that have the largest batch's shape on every replica.
 
     Example:
         >>> import mirrored as mr
@@ -76,7 +76,7 @@ def _evened(leaf: Any) -> Any:
 
 
 class RunScales(RunInterceptor):
-    """Records runs with uneven batches instead of compiling them, to check their loss scale later.
+    """Records the `strategy.run` calls with uneven batches in an eager call, to check their loss scale later.
 
     It is for a function that cannot be traced as a whole, because it can reach an iterator: a replica function usually
     reaches none, as the elements are its arguments.
@@ -93,7 +93,7 @@ class RunScales(RunInterceptor):
         self._noted: dict[Any, tuple[Any, Callable[..., Any], Any, Any]] = {}
 
     def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """Records the first `strategy.run` of each function with uneven batches; returns `function` unchanged."""
+        """Records the first `strategy.run(function)` call that has uneven batches; returns `function` unchanged."""
         code = code_of(function)
         given = (tuple(args), dict(kwargs))
         if code not in self._noted and any(map(_is_ragged, structures.flatten(given)[0])):
