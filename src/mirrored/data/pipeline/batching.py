@@ -79,7 +79,7 @@ def is_batched(node: Node) -> bool | None:
 
 
 def full_batches(node: Node) -> int:
-    """Returns how many batches have the size of the first batch, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
+    """Returns the number of batches as large as the first one, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
 
     The result is UNKNOWN_CARDINALITY after a user function, which may change batch sizes, and after a shuffle, which
     may put a smaller batch first.

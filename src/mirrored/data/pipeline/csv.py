@@ -299,7 +299,7 @@ class CsvBatches(StreamStep):
 
 
 def ends_inside_quotes(line: bytes, delimiter: bytes, inside: bool = False) -> bool:
-    """Returns whether a quoted field is still open at the end of a line, so that the record has further lines.
+    """Returns whether a line ends inside a quoted field, i.e. whether its CSV record continues on the next line.
 
     Only a quote at the beginning of a field opens it: a stray quote in another field adds no lines to the record.
 

@@ -19,11 +19,11 @@ FAULTS: Final = (TypeError, NameError, AttributeError, AssertionError)
 
 
 def mapped(parent: Node, run: Run, function: Callable[[int, Element], Element], name: str) -> Any:
-    """Returns a Grain dataset with the elements `function(i, element)`, where i is the element's index.
+    """Returns a Grain dataset of `function(index, element)`; before `ignore_errors`, the index counts failed elements.
 
     Args:
         parent: The operation whose elements are mapped.
-        run: The pass. Before `ignore_errors` an element that raises has an index, too.
+        run: The pass over the dataset.
         function: Computes an element.
         name: The operation's name.
     """

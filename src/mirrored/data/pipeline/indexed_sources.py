@@ -40,7 +40,7 @@ class MemorySource(IndexedNode):
     @property
     @abc.abstractmethod
     def length(self) -> int:
-        """The number of elements, which is at least the constant ENDLESS for an infinite dataset."""
+        """The number of elements; ENDLESS or more for an infinite dataset."""
 
     @property
     def cardinality(self) -> int:
@@ -150,7 +150,7 @@ class ListSource(MemorySource):
         return len(self.elements)
 
     def item(self, index: int) -> Element:
-        """Returns the element at an index of the list, in new dicts and lists, which its receiver may change."""
+        """Returns the element at an index of the list, with new dicts and lists that the caller may change."""
         return with_new_containers(self.elements[index])
 
     def rows(self, positions: range | np.ndarray) -> Element:

@@ -190,7 +190,7 @@ class DatasetIterator(IteratedAsPython):
             }
 
     def restore(self, state: dict[str, Any], again: bool = False) -> bool:
-        """Restores a saved read position; begins its epoch again if `again`, or if the operations have changed since.
+        """Restores a saved position, or only the start of its pass if `again` is True or the operations have changed.
 
         Returns:
             Whether the position itself was restored.
@@ -272,7 +272,10 @@ class DatasetIterator(IteratedAsPython):
             before[0].close()
 
     def first_of(self, state: dict[str, Any]) -> Element:
-        """Returns the first element of a saved position's pass; a separate iterator reads it, and fills no cache."""
+        """Returns the first element of the pass to which a saved position belongs.
+
+        A separate iterator reads the element, and fills no cache.
+        """
         seeds = {**self._seeds, **dict(zip(map(id, seeded(self._node)), state["seeds"], strict=True))}
         draws = (state["draws"]["number"], state["draws"]["pass"]) if "draws" in state else self.draws
         return first_element(self._node, self._run(state["iteration"], seeds, True, state.get("keys", 1), draws))

@@ -87,7 +87,7 @@ class Run:
 
 
 def pinned(run: Run) -> Run:
-    """Returns a copy of a pass state with fixed pass numbers, for operations before a cache, which run only once."""
+    """Returns a copy of a pass state with constant pass and epoch numbers, for the operations before a cache."""
     return dataclasses.replace(run, path=(0,), epochs=(), uses=(), draws=(run.draws[0], _CACHED))
 
 
@@ -96,7 +96,7 @@ class Rows(Protocol):
 
     @property
     def length(self) -> int:
-        """The number of elements, which is at least the constant ENDLESS for an infinite dataset."""
+        """The number of elements; ENDLESS or more for an infinite dataset."""
         ...
 
     def item(self, index: int) -> Element:
@@ -149,7 +149,7 @@ class Node(abc.ABC):
 
     @property
     def settings(self) -> str:
-        """The arguments, apart from `size`, that decide which elements precede a saved read position, as text.
+        """The text of the arguments (except `size`) on which the elements before a saved read position depend.
 
         Empty if there are none.
         """
@@ -157,7 +157,7 @@ class Node(abc.ABC):
 
     @property
     def arguments(self) -> str:
-        """The arguments that belong in `settings` but are missing in positions saved by earlier library versions."""
+        """Like `settings`, for arguments that earlier library versions did not store in saved positions."""
         return ""
 
     @property
@@ -203,7 +203,7 @@ class Node(abc.ABC):
         """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds in the operation's cache file, keyed by `id(operation)`; empty without a file."""
+        """Returns the random seeds in this operation's cache file, keyed by `id(operation)`; {} if it has no file."""
         return {}
 
     def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class Members(tuple[Node, ...]):
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
-        """Pairs each input dataset with the `Run` of its pass; inputs that share a shuffle get different ones."""
+        """Pairs each input dataset with its pass state; inputs that contain the same shuffle get different orders."""
         places = enumerate(zip(self, self._reuse_numbers, strict=True))
         return [
             (
@@ -335,7 +335,7 @@ def drawing(node: Node) -> list[Node]:
 
 
 def random_step_ids(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[int, ...]]:
-    """Maps `id(operation)` to a tuple of ints that numbers the operation among those that may draw random numbers.
+    """Returns an id (a tuple of ints) for each operation that may draw random numbers, keyed by `id(operation)`.
 
     Steps that are added at the end, or that have no function, do not change the indices.
 
@@ -347,7 +347,7 @@ def random_step_ids(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[
 
 
 def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
-    """Returns the pass state for a dataset that a user function (e.g. of `flat_map`) returns, with reproducible seeds.
+    """Returns the pass state, with reproducible seeds, for a dataset that a user function returns, as in `flat_map`.
 
     A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
     that depend only on those of the outer step: the function is called again when a position is restored. A dataset
@@ -378,14 +378,14 @@ def parallel_calls(node: Node) -> int:
 
 
 def length_as_cardinality(length: int) -> int:
-    """Converts the length of a random-access sequence to a cardinality, e.g. INFINITE_CARDINALITY."""
+    """Returns INFINITE_CARDINALITY for a length of ENDLESS or more, and any other length unchanged."""
     return INFINITE_CARDINALITY if length >= ENDLESS else length
 
 
 def first_element(node: Node, run: Run | None = None) -> Element:
-    """Computes the first element of a dataset in a separate pass, to infer shapes and dtypes, or as in the pass `run`.
+    """Computes the first element of a dataset in a separate pass, which fills no cache.
 
-    The pass fills no cache.
+    The pass repeats `run`, if given. By default it only serves to infer shapes and dtypes.
 
     Raises:
         NoElementError: The dataset is empty.

@@ -36,7 +36,7 @@ def _has_size(step: Node) -> bool:
 
 
 def recorded_of(node: Node) -> dict[str, list[str]]:
-    """Returns the arguments of a pipeline's operations that a read position stores, by kind, such as ``grouping``.
+    """Returns the operations' arguments that belong in a read position, as lists keyed by kind, e.g. ``grouping``.
 
     - ``settings``, ``arguments``: those with which the elements before the position were read. Earlier versions did not
       record the second ones.
@@ -159,7 +159,7 @@ def _before_batches(node: Node) -> tuple[Node, int]:
 
 
 def is_in_first_epoch(state: dict[str, Any], node: Node) -> bool:
-    """Returns whether a position certainly lies in the first epoch, with both the saved and the present epoch length.
+    """Returns whether a position lies in the first epoch for both the saved and the new epoch length; False if unknown.
 
     Args:
         state: The position, of a dataset with another number of examples per epoch.

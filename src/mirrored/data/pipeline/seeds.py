@@ -110,7 +110,7 @@ class FunctionEpochs:
         return max((step.next for step in self._steps), default=0)
 
     def begin(self) -> tuple[int, int]:
-        """Counts a new pass over the dataset; returns the number of the pipeline's random stream and that of the pass.
+        """Counts a new pass over the dataset; returns the random stream's number and the pass's number.
 
         In a function of another dataset, both depend on the element, not on the threads that call the function.
         """
@@ -178,7 +178,7 @@ class Epochs:
         return max((step.passes.next for step in self._steps), default=0)
 
     def begin(self) -> int:
-        """Counts a new pass over the dataset, and returns its number."""
+        """Counts a new pass over the dataset, and returns the pass's number."""
         with seed_lock:
             number = self.next
             self.continue_with(number + 1, {})

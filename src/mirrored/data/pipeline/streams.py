@@ -84,7 +84,7 @@ class IterableSource(CursorNode):
         return IterableCursor(self._make, self._convert, self._note_first)
 
     def take_first(self) -> Element | None:
-        """Removes and returns the dataset's first element if restoring a position has read it again, otherwise None."""
+        """Removes and returns the first element that the latest restore has read again; None if there is none."""
         firsts = self._firsts  # type: ignore[attr-defined]
         return firsts.pop() if firsts else None
 
