@@ -50,7 +50,7 @@ def _common(parts: Sequence[Any]) -> Any:
 
 
 def check_workers(state: dict[str, Any], workers: int, read: bool) -> None:
-    """Raises an error if a position was saved with another number of workers that each read their own data.
+    """Raises an error if the number of workers that read separate data has changed since a position was saved.
 
     The positions of all workers can be equal, so that a checkpoint contains only one, which does not show their number.
 

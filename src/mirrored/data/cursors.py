@@ -49,7 +49,7 @@ def beyond_end_error(position: int | None = None, count: int | None = None) -> I
 
 
 def read_again(cursor: Any) -> Any:
-    """Returns `next(cursor)` to restore a position; raises InputError instead of StopIteration at the end of the data.
+    """Returns the next element of an iterator that is read again to restore a position.
 
     Raises:
         InputError: The data has no further element. StopIteration would end the iteration that restores the position.
@@ -109,7 +109,7 @@ _ENDED_GENERATOR: Final = "this exception has ended the generator, which has no 
 
 
 def has_ended_generator(error: BaseException) -> bool:
-    """Returns whether an exception was raised by a generator, which has ended and yields no further elements."""
+    """Returns whether an exception has ended a generator, and was then raised again by another read."""
     return _ENDED_GENERATOR in getattr(error, "__notes__", ())
 
 

@@ -45,7 +45,10 @@ def _is_mapped(array: object) -> bool:
 
 
 def native(array: Any) -> Any:
-    """Returns an array or a NumPy scalar, or a copy in the native byte order, as of the rows of a mapped FITS file."""
+    """Copies an array of foreign byte order into native order; returns any other value unchanged.
+
+    For example, a memory-mapped FITS file contains arrays of foreign (big-endian) byte order.
+    """
     is_foreign = isinstance(array, np.ndarray | np.generic) and not array.dtype.isnative
     return owned(array) if is_foreign else array
 
@@ -151,7 +154,10 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def narrowed(array: np.ndarray) -> np.ndarray:
-    """Casts an array of Python numbers to 32-bit dtypes, as TensorFlow does; keeps int64 if an integer does not fit."""
+    """Casts float64 to float32, complex128 to complex64, and int64 to int32 (if all integers fit in int32).
+
+    So Python floats and integers get the dtypes that TensorFlow gives them. Other dtypes are kept.
+    """
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.complex128:
@@ -402,10 +408,10 @@ def keeps_values(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
 
 
 def with_widths_of(before: Element, element: Element) -> Element:
-    """Casts arrays of `element` to the dtypes in `before` that are of the same kind but wider, such as int32 to int64.
+    """Widens each array of `element` to the dtype of its counterpart in `before`, such as int32 to int64.
 
-    So Python numbers, which become 32-bit arrays, do not narrow a 64-bit state. Elements of another structure are
-    returned unchanged.
+    Arrays are not cast to a narrower dtype or to one of another kind. So Python numbers, which become 32-bit arrays, do
+    not narrow a 64-bit state. Elements of another structure are returned unchanged.
     """
     if isinstance(before, np.ndarray | np.generic):
         return _with_width_of(before, element)

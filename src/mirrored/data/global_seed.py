@@ -43,7 +43,10 @@ def counts() -> tuple[int | None, int, int]:
 
 
 def restore_counts(saved: tuple[int | None, int, int]) -> None:
-    """Restores a result of `counts`, so that the next seeds are those that were drawn after that call."""
+    """Resets the global seed and its counters to an earlier result of `counts`.
+
+    The seeds that were drawn after that call of `counts` are then drawn again.
+    """
     with seed_lock:
         GlobalSeed.seed, GlobalSeed.count, GlobalSeed.functions = saved
 

@@ -146,7 +146,9 @@ class InputOptions:
 
 
 class InputContext:
-    """The argument of a dataset function: the index of the pipeline to build, the numbers of pipelines and replicas.
+    """The argument of a dataset function: says which input pipeline to build, and for how many replicas.
+
+    A dataset function is the function passed to `Strategy.distribute_datasets_from_function`.
 
     Args:
         num_input_pipelines: Number of input pipelines.

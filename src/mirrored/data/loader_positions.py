@@ -76,7 +76,7 @@ class LoaderCursor(ForeignCursor):
         super().close()
 
     def begins_at_end(self) -> None:
-        """Makes the first read retry if it finds no element, because the loader may be at the end of an epoch."""
+        """Makes the first read start the loader again if the loader yields no element, as at the end of an epoch."""
         self._may_be_at_end = True
 
     def get_state(self) -> Any:

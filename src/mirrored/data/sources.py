@@ -102,7 +102,10 @@ class Source(abc.ABC):
 
     @property
     def regrouped_to(self) -> int | None:
-        """The batch size of a final `rebatch`, which may change before a restore; None without a final `rebatch`."""
+        """The batch size of a `rebatch` at the end of the dataset; None if there is no such `rebatch`.
+
+        Operations such as `map` and `prefetch` may follow it. The size may differ when a position is restored.
+        """
         return None
 
     @property
