@@ -102,7 +102,7 @@ class ArgumentTypeError(MirroredError, TypeError):
 
 
 class UnsupportedOptionError(ArgumentError, NotImplementedError):
-    """Error raised when the called method does not support an option that other methods support."""
+    """Error raised when an option is valid in general, but not for the called method."""
 
 
 class ReplicaDivergenceError(MirroredError, ValueError):
