@@ -50,13 +50,13 @@ def log_ragged(function: object, name: str) -> None:
     )
 
 
-def evened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+def zeroed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """Replaces uneven per-replica batches in arguments by zeros that have the largest batch's shape on every replica.
 
     Example:
         >>> import mirrored as mr
         >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
-        >>> (batch,), _ = evened([PerReplica([np.ones(3), np.ones(2)], strategy.device_assignment)], {})
+        >>> (batch,), _ = zeroed([PerReplica([np.ones(3), np.ones(2)], strategy.device_assignment)], {})
         >>> [component.shape for component in batch.values]
         [(3,), (3,)]
     """
@@ -97,7 +97,7 @@ class RunScales(RunInterceptor):
         code = code_of(function)
         given = (tuple(args), dict(kwargs))
         if code not in self._noted and any(map(_is_ragged, structures.flatten(given)[0])):
-            self._noted[code] = (strategy, function, *evened(*given))
+            self._noted[code] = (strategy, function, *zeroed(*given))
         return function
 
     def check(self) -> None:
@@ -153,7 +153,7 @@ def checked_call(
         with tracing, within(creators=(*ambient().creators, _refuse_created)):
             exempt_from_lock(functools.partial(Program, to_trace, arguments, donate=False, owner=function))
 
-    own = evened(args, kwargs)
+    own = zeroed(args, kwargs)
     leaves = structures.flatten(own)[0]
     if not PythonState(function.python_function, leaves, name).can_rewind:
         runs = RunScales(trace)

@@ -108,12 +108,12 @@ class PositionCursor:
 _ENDED_GENERATOR: Final = "this exception has ended the generator, which has no further elements"
 
 
-def has_ended_generator(error: BaseException) -> bool:
+def is_raised_again(error: BaseException) -> bool:
     """Returns whether an exception has ended a generator, and was then raised again by another read."""
     return _ENDED_GENERATOR in getattr(error, "__notes__", ())
 
 
-def has_passed(cursor: Cursor, before: object, error: Exception) -> bool:
+def can_continue(cursor: Cursor, before: object, error: Exception) -> bool:
     """Returns whether an iterator, after an exception for one element, can continue with the next element.
 
     Args:
@@ -121,7 +121,7 @@ def has_passed(cursor: Cursor, before: object, error: Exception) -> bool:
         before: Its position before the element.
         error: The exception.
     """
-    return not has_ended_generator(error) and cursor.get_state() != before
+    return not is_raised_again(error) and cursor.get_state() != before
 
 
 class IterableCursor:
@@ -156,7 +156,7 @@ class IterableCursor:
         if iterator is None:
             iterator = self._iterator = self._begin()
         if self._error is not None:
-            if not has_ended_generator(self._error):
+            if not is_raised_again(self._error):
                 self._error.add_note(_ENDED_GENERATOR)
             raise self._error
         try:

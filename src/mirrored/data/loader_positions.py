@@ -75,7 +75,7 @@ class LoaderCursor(ForeignCursor):
         self._is_new = False  # what is read now would begin another iteration, and be lost
         super().close()
 
-    def begins_at_end(self) -> None:
+    def retry_empty_start(self) -> None:
         """Makes the first read start the loader again if the loader yields no element, as at the end of an epoch."""
         self._may_be_at_end = True
 
@@ -147,7 +147,7 @@ class LoaderCursors:
         cursor = LoaderCursor(self._data, self._make, self._specs.append)
         if self._was_probed:
             self._was_probed = False
-            cursor.begins_at_end()
+            cursor.retry_empty_start()
         self._latest = weakref.ref(cursor)
         return cursor
 

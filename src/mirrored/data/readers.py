@@ -141,7 +141,7 @@ class GlobalBatches:
         self._samples = None
         self.layout = Layout()
         self._full: int | None = None
-        self._regrouped_to = source.regrouped_to
+        self._final_rebatch_size = source.final_rebatch_size
         self._consumed = 0
         self._to_skip = 0  # examples
         self._may_be_rows = source.may_be_unbatched
@@ -229,7 +229,7 @@ class GlobalBatches:
         The state also contains the number of examples that a restored reader has yet to skip (`leave_out`), the size of
         a full batch (`full`), and the layout, if it is recorded.
         """
-        size = self._regrouped_to
+        size = self._final_rebatch_size
         return {
             "source": self._cursor.get_state(),
             "consumed": self._consumed,
@@ -258,7 +258,7 @@ class GlobalBatches:
         self._consumed = state["consumed"]
         self.layout.set_state(state)
         if self._source.restore(self._cursor, state["source"], state["full"]):
-            size = self._regrouped_to
+            size = self._final_rebatch_size
             self._full = state["full"] if state.get("regrouped_to", size) == size else size
             self._to_skip = state["leave_out"]
         else:

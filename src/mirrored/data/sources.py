@@ -101,7 +101,7 @@ class Source(abc.ABC):
         return self.cardinality if self.cardinality <= 0 else UNKNOWN_CARDINALITY
 
     @property
-    def regrouped_to(self) -> int | None:
+    def final_rebatch_size(self) -> int | None:
         """The batch size of a `rebatch` at the end of the dataset; None if there is no such `rebatch`.
 
         Operations such as `map` and `prefetch` may follow it. The size may differ when a position is restored.

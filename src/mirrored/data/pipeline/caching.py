@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map, with_new_containers
-from mirrored.data.cursors import Cursor, Failed, beyond_end_error, has_passed
+from mirrored.data.cursors import Cursor, Failed, beyond_end_error, can_continue
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
@@ -104,7 +104,7 @@ class _CacheCursor:
             except Exception as error:
                 self._lacks = True
                 # Without `ignore_errors` the iteration ends here. Otherwise it goes on, unless the parent cannot.
-                if not self._run.ignores_errors or not has_passed(self._reading, before, error):
+                if not self._run.ignores_errors or not can_continue(self._reading, before, error):
                     raise
                 self._read.append(Failed(error))
             except BaseException:

@@ -77,7 +77,7 @@ class DatasetSource(Source):
         return full_batches(self.dataset.node)
 
     @property
-    def regrouped_to(self) -> int | None:
+    def final_rebatch_size(self) -> int | None:
         node = self.dataset.node
         while isinstance(node, Mapping | Prefetched):
             node = node.parent

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
-from mirrored.data.cursors import Cursor, Failed, has_ended_generator, has_passed
+from mirrored.data.cursors import Cursor, Failed, can_continue, is_raised_again
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.pipeline.nodes import Node, Run
@@ -52,7 +52,7 @@ class CountingCursor:
         except StopIteration:
             raise
         except Exception as error:
-            self._count += has_passed(self._parent, before, error)
+            self._count += can_continue(self._parent, before, error)
             raise
         self._count += 1
         return element
@@ -107,12 +107,12 @@ class FailingReads:
             raise
         except Exception as error:
             place = self._parent.get_state()
-            if not self._ignores_errors or place == self._failed_at or has_ended_generator(error):
+            if not self._ignores_errors or place == self._failed_at or is_raised_again(error):
                 raise
             self._failed_at = place
             return Failed(error)
 
-    def note_move(self) -> None:
+    def forget_exception(self) -> None:
         """Forgets the last exception, because the iterator was moved to another position."""
         self._failed_at = None
 
@@ -155,7 +155,7 @@ class BatchCursor:
     def set_state(self, state: Any) -> None:
         """Moves the parent iterator to a position that `get_state` returned."""
         self._parent.set_state(state)
-        self._reads.note_move()
+        self._reads.forget_exception()
         self._ended = False
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mirrored.data.cursors import Cursor, has_passed
+from mirrored.data.cursors import Cursor, can_continue
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.ignoring_errors import FAULTS, CountingCursor
 
@@ -76,7 +76,7 @@ class StrideCursor:
         return self._parent.get_state() if self._ignores_errors else None
 
     def _passed(self, before: object, error: Exception) -> bool:
-        return self._ignores_errors and has_passed(self._parent, before, error)
+        return self._ignores_errors and can_continue(self._parent, before, error)
 
     def get_state(self) -> Any:
         """Returns the parent iterator's position, and the number of its elements to skip before the next result."""

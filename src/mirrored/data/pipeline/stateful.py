@@ -18,7 +18,7 @@ import numpy as np
 from mirrored._jax.trees import tree_map
 from mirrored.data import specs
 from mirrored.data.calling import call, is_true, naming_element, no_end
-from mirrored.data.cursors import Cursor, IterableCursor, has_ended_generator
+from mirrored.data.cursors import Cursor, IterableCursor, is_raised_again
 from mirrored.data.elements import Element, as_element, handed_out, keeps_values, own_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.ignoring_errors import FAULTS
@@ -434,7 +434,7 @@ class _IgnoreErrorsCursor:
             except (StopIteration, *FAULTS):
                 raise
             except Exception as error:
-                if has_ended_generator(error) or self._parent.get_state() == before:  # it would be raised forever
+                if is_raised_again(error) or self._parent.get_state() == before:  # it would be raised forever
                     error.add_note(_CANNOT_GO_ON)
                     raise
                 if self._log_warning:

@@ -380,7 +380,7 @@ class WindowCursor:
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._parent.set_state(self._start)
-        self._reads.note_move()
+        self._reads.forget_exception()
         self._ahead, self._ended, self._windows = [], False, state["windows"]
         for _ in range(self._windows):
             self._read_ahead(1)
