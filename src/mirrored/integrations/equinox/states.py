@@ -38,7 +38,7 @@ class EquinoxBridge:
         return jax.tree_util.tree_map_with_path(on_variable, value, is_leaf=_is_variable)
 
     def unmirror(self, values: list[Any]) -> list[Any]:
-        """Returns copies of each `equinox.nn.State` with arrays in place of its `mirrored` variables."""
+        """Returns a copy of each `equinox.nn.State` in `values`, with arrays in place of its `mirrored` variables."""
         read = lambda leaf: leaf.read_value() if _is_variable(leaf) else leaf  # noqa: E731
         return [jax.tree.map(read, value, is_leaf=_is_variable) for value in values]
 
