@@ -218,7 +218,10 @@ def value_of(content: Variable | ReplicaKey) -> Any:
 
 
 def is_nested() -> bool:
-    """Returns whether a JAX transform such as `jax.grad` is active, so that variables cannot be assigned."""
+    """Returns whether the caller is inside a JAX transform such as `jax.grad`.
+
+    Gradient tapes and compiled functions of `mirrored` do not count as JAX transforms.
+    """
     trace, store = trace_below_tapes(current_trace()), ambient().store
     return trace is not store.base_trace if store is not None and store.captures else not is_eval(trace)
 

@@ -112,10 +112,12 @@ _doing = threading.local()
 
 
 def borrowed(content: Variable | ReplicaKey) -> Any:
-    """Returns the temporary value that `nnx.split_rngs` has set for a random state in this context; None without one.
+    """Returns the temporary value that `nnx.split_rngs` has set for a random state; None if no such value is set.
+
+    Each replica of a run, and the code outside of runs, has its own temporary values.
 
     Raises:
-        ContextError: `nnx.split_rngs` replaced it outside of the run or compiled function that reads it.
+        ContextError: The value was set outside of the run or compiled function that reads it.
     """
     if id(content) not in _borrowed:
         return None
@@ -133,7 +135,7 @@ def borrowed(content: Variable | ReplicaKey) -> Any:
 
 
 def assign_random_state(content: Variable | ReplicaKey, value: Any, by_user: bool) -> bool:
-    """Sets or discards a random state's temporary value; returns False if the caller must assign the variable.
+    """Sets or discards a random state's temporary value; returns whether that completes the assignment.
 
     The assignment is made by `nnx.split_rngs`, `nnx.restore_rngs` or the program.
 
@@ -215,7 +217,11 @@ def _place() -> tuple[Any, int | None]:
 
 
 def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps an NNX function such as `nnx.split_rngs`, whose changes of random states `nnx.restore_rngs` discards."""
+    """Wraps an NNX function such as `nnx.split_rngs` to set temporary values of random states.
+
+    `nnx.restore_rngs` discards the temporary values. A value that has the variable's shape and is equal on all replicas
+    is an ordinary assignment instead.
+    """
     return _during("replacing", function)
 
 
