@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def device_for(strategy: Strategy | None, called: str) -> Any:
-    """Returns the device on which `fit` computes whole batches with `deterministic=True`; None for other strategies.
+    """Returns the device on which Keras computes whole batches if `strategy` is deterministic; None otherwise.
 
     Raises:
         ContextError: The strategy is deterministic and spans several processes.

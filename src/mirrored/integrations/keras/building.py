@@ -29,7 +29,7 @@ def with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
 
 @contextlib.contextmanager
 def built_once(optimizer: Optimizer) -> Iterator[None]:
-    """Context manager in which an optimizer's `build` runs once for all replicas, outside of the run in progress.
+    """Context manager that leaves the `run` or compiled function in progress, to build an optimizer eagerly.
 
     Assignments in the run would be part of the compiled step, which repeats them, and would be those of one replica.
     So the block reads and assigns the storage. The run or function is told of the new variables afterwards.

@@ -46,7 +46,7 @@ _TRAIN_BEGIN, _EPOCH_BEGIN, _BATCH_END, _TRAIN_END = "train begin", "epoch begin
 
 
 class CommitsSteps(Protocol):
-    """Protocol of the methods of an elastic job's `Session` that `FitCallback` calls."""
+    """Protocol of the `Session` of an elastic job: takes and restores snapshots of the training state."""
 
     def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], Any] | None = None) -> Any:
         """Restores the state of the newest snapshot, if there is one."""
@@ -178,7 +178,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 _update(callback, (self._others or {}).get(name, {}))
 
     def others(self) -> Iterator[tuple[str, Any]]:
-        """Yields (name, callback) pairs for the history and the user's other callbacks."""
+        """Yields (name, callback) pairs for Keras' `History` callback and the user's callbacks, except this one."""
         yield _HISTORY, self.fit_model.history
         here = position()
         for number, callback in enumerate([] if here is None else here.callbacks):

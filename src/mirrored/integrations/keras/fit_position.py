@@ -146,7 +146,7 @@ class FitPosition:
         self._resumption: _Resumption | None = None
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the first iterator, which reads the training data; ignores later iterators, such as for validation."""
+        """Stores the iterator over the training data (the first one in `fit`); ignores validation iterators."""
         if self._iterator is None:
             self._iterator = iterator
 

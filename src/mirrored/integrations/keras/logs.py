@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NotedResults:
-    """Records the metric results that replicas compute in a step, to recognize which logs are metric results.
+    """Detects which logs of a step are metric results, by recording what the metrics return in each replica.
 
     A log is a metric's result if, in every replica, it is an array of the result: the same Python object.
     """

@@ -22,7 +22,10 @@ _MADE_BEFORE: Final = "_mirrored_made_before"  # an attribute of adopted variabl
 
 
 def connect_made_before() -> None:
-    """Patches `Variable._value` to turn earlier Keras variables into `StrategyVariable`s when they are first used."""
+    """Patches `Variable._value` to turn Keras variables created before `connect` into `StrategyVariable`s.
+
+    A variable is converted when it is first read or assigned in a run, a compiled function or under a gradient tape.
+    """
     replace("keras", KerasVariable, "_value", KerasValue(adopt_if_observed))
 
 

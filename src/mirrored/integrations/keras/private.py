@@ -130,12 +130,15 @@ def stored_dtype(variable: KerasVariable) -> Any:
 
 
 def autocast(variable: KerasVariable, value: Any) -> Any:
-    """Returns a variable's value in the dtype of the autocast scope, if the variable takes part in it."""
+    """Casts a variable's value to the dtype of Keras' autocast scope, unless the variable has ``autocast=False``.
+
+    Without an open scope, and for values that are not floating-point, the value is unchanged.
+    """
     return variable._maybe_autocast(value)
 
 
 def value_stored_by(variable: KerasVariable) -> Any:
-    """Returns the array that a plain Keras variable stores itself; None before Keras initializes the variable."""
+    """Returns the array in a plain Keras variable's attribute `_value`; None before Keras initializes the variable."""
     return vars(variable).get("_value")
 
 
@@ -260,7 +263,10 @@ def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
 
 
 def regroup_loop_state(model: Model, regrouped: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Applies `regrouped` to the values that `jax_state_sync` will assign, if there are any."""
+    """Regroups the values that `jax_state_sync` will assign to a model's variables, by the function `regrouped`.
+
+    The values are grouped by category, such as ``"trainable_variables"``.
+    """
     state = getattr(model, "_jax_state", None)
     if state and not model._jax_state_synced:
         model._jax_state = regrouped(state)

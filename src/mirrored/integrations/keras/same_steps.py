@@ -44,7 +44,11 @@ class SamePrograms:
         collective_log.arrive(self._place, self._line)
 
     def passed(self, results: PyTree) -> None:
-        """Records in the collective log that a step call ends when `results` are ready (None if the call failed)."""
+        """Logs the return of a step call in the collective log; the step counts as running until `results` are ready.
+
+        Args:
+            results: The results of the step; None if the call failed.
+        """
         collective_log.depart(next((one for one in jax.tree.leaves(results) if isinstance(one, jax.Array)), None))
 
     def compare(self, trace: Callable[[], Any], data: PyTree) -> Any:

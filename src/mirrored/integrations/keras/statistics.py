@@ -12,7 +12,7 @@ from mirrored.variables.access import check_readable
 
 
 def exact_statistic(made: Variable) -> jax.Array | None:
-    """Returns the value of a statistic that is bit-identical on all replicas, as `fit` stores it.
+    """Returns the value of a statistic, without averaging, if it is bit-identical on all replicas; otherwise None.
 
     The mean of equal components can differ from them in the last bit, depending on the number of replicas.
 

@@ -128,7 +128,9 @@ def building_with_call(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def made_for(model: Model, kind: str) -> Callable[..., Any]:
-    """Returns the function ``(state, batch iterator) -> (outputs, state)`` with which Keras runs its next steps.
+    """Returns a function ``(state, batch iterator) -> (outputs, state)`` that runs steps of a model.
+
+    One call runs `model.steps_per_execution` steps, or fewer at the end of the data.
 
     Args:
         model: A model with a TensorFlow-style step.

@@ -151,7 +151,10 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches per pass; None for infinite data, or for unknown length in a loop with a step count."""
+        """The number of batches per pass over the data; None if infinite or unknown.
+
+        The number stays unknown only in a loop with a step count; for other loops, the constructor counts the batches.
+        """
         return self._count
 
     def __getitem__(self, index: int) -> Any:

@@ -74,7 +74,7 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_from_fit() -> bool:
-    """Returns whether the current code assigns the results of `fit`, `evaluate` or `predict` to a model."""
+    """Returns whether the caller is inside `Trainer.jax_state_sync`, which assigns results of `fit` to a model."""
     return _from_fit.get()
 
 
@@ -281,7 +281,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
 
     @property
     def value(self) -> Any:
-        """The current value of the variable; Keras' own property reads it twice."""
+        """The current value of the variable, by a single read; Keras' own property reads the value twice."""
         if self.mirrored is None or in_stateless_scope():
             return super().value
         return autocast(self, self.read_value())
