@@ -137,10 +137,10 @@ def worker_environment(
 
 
 def check_cluster(job: Job, environment: Mapping[str, str]) -> None:
-    """Raises ClusterError if TF_CONFIG describes a cluster of several processes that this job would override.
+    """Raises ClusterError if this job would replace the cluster of several processes that TF_CONFIG describes.
 
     Raises:
-        ClusterError: TF_CONFIG has other processes, and the job several workers or changing ones.
+        ClusterError: TF_CONFIG has other processes, and the job has several workers or is elastic.
     """
     keeps = job.workers == 1 and not job.elastic  # a single process gets the TF_CONFIG of the user
     evidence = evidence_of_several({"TF_CONFIG": environment.get("TF_CONFIG", "")})

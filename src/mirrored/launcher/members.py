@@ -75,7 +75,9 @@ class LateWorkers:
         self._is_named = False
 
     def among(self, members: Mapping[int, Member], *, is_awaited: bool) -> dict[int, str]:
-        """Returns error texts, by index, for workers that exceed the time limit; prints a warning before the limit.
+        """Returns a dict from worker index to error text, for the workers that exceed the time limit.
+
+        Prints one warning, before the limit, that names the late workers.
 
         Args:
             members: The workers, by index.

@@ -271,7 +271,7 @@ class Lines:
         return b"".join(whole)
 
     def rest(self) -> bytes:
-        """Returns the rest of the output after its last newline, with a newline added; empty bytes if there is none."""
+        """Returns the incomplete last line, with a newline added; empty bytes if the last line is complete."""
         return b"".join((*self._taken(), b"\n")) if self._rest_bytes else b""
 
     def _taken(self) -> list[bytes]:
