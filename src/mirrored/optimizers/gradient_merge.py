@@ -161,7 +161,7 @@ def as_variables(variables: PyTree) -> list[Any]:
 
 
 def in_key_order(variables: PyTree, found: Sequence[Variable]) -> list[Variable]:
-    """Returns `found`, sorted by position in the tree `variables`, where dict keys keep their insertion order."""
+    """Returns the variables `found` in the order of the tree `variables`, with dict entries in insertion order."""
     leaves = jax.tree.leaves(variables, is_leaf=_is_leaf)
     rank = {id(leaves[at]): number for number, at in enumerate(positions_in_order(variables, is_leaf=_is_leaf))}
     return sorted(found, key=lambda variable: rank.get(id(variable), 0))
@@ -176,7 +176,7 @@ class PairsOf(list[Pair]):
 
 
 def pairs_in_key_order(given: Sequence[Any], pairs: Sequence[Pair]) -> list[Variable]:
-    """Returns the variables of `pairs`, sorted by position in `given`, where dict keys keep their insertion order."""
+    """Returns the variables of `pairs` in the order of `given`, with dict entries in insertion order."""
     variables = given.variables if isinstance(given, PairsOf) else [one for _, one in given]
     return in_key_order(variables, [variable for _, variable in pairs])
 
@@ -395,7 +395,7 @@ def as_array(gradient: Operand) -> jax.Array:
 
 
 def once(make: Callable[[], None]) -> None:
-    """Calls `make` in cross-replica context: once, even if every replica of a `run` calls `once`."""
+    """Calls `make()` in cross-replica context, a single time for all replicas of a `run`."""
     context = get_replica_context()
     if context is None:
         make()

@@ -60,7 +60,7 @@ class UpdatePlan:
 
 
 def slot_key(address: str, variable: str | None, cohort: int) -> SlotKey:
-    """Returns the key of the slot variable of one model variable or, without `variable`, of a group of variables."""
+    """Returns the key of a slot variable of one model variable, or of a group of variables if `variable` is None."""
     return SlotKey(address, cohort=cohort) if variable is None else SlotKey(address, variable=variable)
 
 
