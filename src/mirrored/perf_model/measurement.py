@@ -70,7 +70,7 @@ class Parts:
 
     @property
     def is_network(self) -> bool:
-        """Whether local all-reduces can represent those over a network: True for two or more local accelerators."""
+        """Whether the network can be estimated from local all-reduces: True for two or more local accelerators."""
         return self.num_local_devices > 1 and self.step.devices[0].platform != "cpu"
 
     def compute_benchmark(self, devices: int, share: int) -> ComputeBenchmark:

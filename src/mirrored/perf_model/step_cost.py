@@ -147,7 +147,7 @@ class TracedStep:
             return self._lowered(elsewhere, replicas, share)
 
     def part(self, share: int, copies: int) -> ReplicaProgram:
-        """Returns one replica's program for `share` examples, and arguments to run it on `copies` devices at once."""
+        """Returns the program of a replica with `share` examples, and arguments to run it on `copies` devices."""
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, alone):
             pure = self._pure(self._shapes_for(1, share), alone)
