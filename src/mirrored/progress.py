@@ -25,7 +25,7 @@ _LINE_SECONDS: Final = 10.0
 
 
 class Progress(Generic[T]):
-    """An iterable over a dataset that shows a progress bar during the iteration; `progress` returns it.
+    """An iterable over a dataset that shows a progress bar during the iteration; created by `mirrored.progress`.
 
     Example:
         >>> import mirrored as mr
