@@ -127,7 +127,7 @@ def replace_current(context: Ambient) -> None:
 
 
 class ReadableVariable(Protocol):
-    """Protocol of variables: the members used by listeners to variable reads and writes, such as tapes."""
+    """Protocol of variables: the members used by gradient tapes and other listeners."""
 
     @property
     def trainable(self) -> bool:
@@ -177,10 +177,10 @@ class ReadListener(Protocol):
         ...
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Called after Flax NNX, whose gradients flow through assignments, assigned `value` to the variable.
+        """Called after an assignment that has a derivative, as in Flax NNX: gradients of later reads flow to `value`.
 
-        None means that the variable's newest assignment has no derivative (the update of an optimizer). Nor has any
-        other assignment.
+        If `value` is None, the variable's newest assignment has no derivative, as the update of an optimizer: gradients
+        flow to the variable itself. Assignments outside of Flax NNX never have a derivative.
         """
         ...
 
@@ -230,6 +230,9 @@ def announce_write(variables: Sequence[ReadableVariable]) -> None:
 
 
 def announce_reassignment(variable: ReadableVariable, value: object) -> None:
-    """Notifies this thread's listeners of an assignment by Flax NNX, whose gradients flow through assignments."""
+    """Notifies this thread's listeners that gradients of later reads of a variable flow to the assigned `value`.
+
+    Flax NNX differentiates assignments in this way. If `value` is None, gradients flow to the variable itself.
+    """
     for listener in ambient().listeners:
         listener.on_reassign(variable, value)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 @jax.custom_jvp
 def components_of(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns `stacked`, a sync-on-read variable's values; the derivative passes all gradients to the operand `one`.
+    """Returns `stacked` unchanged; gradients of the result flow to `one` instead of `stacked`.
 
+    The array `stacked` holds the values of a sync-on-read variable, one per replica, and `one` represents the variable.
     The gradient with respect to such a variable is the sum of those with respect to its components.
     """
     return stacked

@@ -111,7 +111,7 @@ def element_draws() -> ElementDraws | None:
 
 
 def drawing_for(function: FunctionStreamId | None, index: int) -> AbstractContextManager[Any]:
-    """Returns a context manager in which random draws are keyed by a dataset's function and the element's index.
+    """Returns a context manager that derives random numbers from a function's random stream and an element's index.
 
     Args:
         function: The function and the pass; None changes nothing.

@@ -59,7 +59,7 @@ class EagerlyWithin(ContextDecorator):
         return type(self)(**self._changes)
 
     def changes(self) -> dict[str, Any]:
-        """Returns the new values of the fields, where the block begins."""
+        """Returns the context fields to change, with their new values; called when the block is entered."""
         return self._changes
 
     def __enter__(self) -> None:

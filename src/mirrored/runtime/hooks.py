@@ -318,7 +318,7 @@ class RunInterceptor:
         return self._compiled[key]  # type: ignore[no-any-return]
 
     def run(self, function: Callable[..., Any], compiled: Any, run: Callable[[], Any]) -> Any:
-        """Calls `run()`; later calls reuse `compiled` even if `run()` has modified objects that `function` captures.
+        """Calls `run()`; if it modified objects that `function` captures, caches `compiled` for their new contents.
 
         A trace, or an eager run of uneven batches, may change a list or dict that the function closes over. `compiled`
         is then also cached under the key of the new contents; otherwise every later call would trace again.

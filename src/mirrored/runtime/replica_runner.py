@@ -93,7 +93,7 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Like `reduce`, but returns one copy of each result per local replica, each with its own gradient."""
+        """Like `reduce`, but returns one copy of each result per local replica; the copies have separate gradients."""
 
     def all_reduce_given(self, op: Any, columns: Sequence[Sequence[Any] | None]) -> list[list[Any] | None]:
         """Like `all_reduce`, for arrays that some replicas lack; returns None for an array that no local replica has.
@@ -115,7 +115,7 @@ class ReplicaRunner(abc.ABC):
         """Concatenates the arrays of all replicas along `axis`, given the local replicas' arrays."""
 
     def gather_each(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[list[Any]]:
-        """Like `gather`, but returns one copy of each result per local replica, each with its own gradient."""
+        """Like `gather`, but returns one copy of each result per local replica; the copies have separate gradients."""
         whole = self.gather(arrays, axis)
         return [[self.reduced_component(array, k) for k in range(self.num_local)] for array in whole]
 

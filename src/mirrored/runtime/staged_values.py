@@ -139,7 +139,7 @@ def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
 
 
 def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[VariableLike], Any]) -> Any:
-    """Returns a newly assigned value, with its gradients routed to the old value if the dtype is differentiable."""
+    """Applies `read_again` to a newly assigned value; a value of a non-differentiable dtype is returned unchanged."""
     return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
 
 

@@ -96,14 +96,15 @@ class VariableStore(StagedRollback):
             self.differentiated -= set(map(id, variables))
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Records whether a tape around this run or function differentiates a variable's newest assignment."""
+        """Records whether gradients flow through a variable's newest assignment (not if `value` is None)."""
         self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
 
     def reread(self, variable: VariableLike, newest: Any, before: Callable[[VariableLike], Any]) -> Any:
-        """Returns a variable's newest value; gradients flow to the old value, or through a differentiable assignment.
+        """Returns a variable's newest value; gradients flow to the old value unless the assignment has a derivative.
 
         An ordinary assignment has no derivative, so gradients flow to the value that `before` returns. They flow
         through an assignment by Flax NNX, which differentiates assignments.
+        Without a tape around the run or function, gradients need not be routed.
         """
         self.rereads = True
         if not self.under_tape or id(variable) in self.differentiated:
