@@ -138,7 +138,7 @@ def test_the_step_itself_is_not_run_for_its_prediction(observation, bench, monke
 
 def test_replicas_that_share_a_machine_of_accelerators_may_be_fewer_than_its_devices(observation, bench, monkeypatch):
     """Only the all-reduces of these replicas are measured, not that of all eight devices."""
-    monkeypatch.setattr(Parts, "is_network", True)
+    monkeypatch.setattr(Parts, "can_estimate_network", True)
     made = plan(observation, [1, 4], bench, network=None, shared=True)
     assert {devices for devices, _, _ in bench.summed} == {4}
     assert made.network is None

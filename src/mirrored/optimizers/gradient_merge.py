@@ -160,7 +160,7 @@ def as_variables(variables: PyTree) -> list[Any]:
     return found
 
 
-def in_key_order(variables: PyTree, found: Sequence[Variable]) -> list[Variable]:
+def in_insertion_order(variables: PyTree, found: Sequence[Variable]) -> list[Variable]:
     """Returns the variables `found` in the order of the tree `variables`, with dict entries in insertion order."""
     leaves = jax.tree.leaves(variables, is_leaf=_is_leaf)
     rank = {id(leaves[at]): number for number, at in enumerate(positions_in_order(variables, is_leaf=_is_leaf))}
@@ -175,10 +175,10 @@ class PairsOf(list[Pair]):
         self.variables = variables
 
 
-def pairs_in_key_order(given: Sequence[Any], pairs: Sequence[Pair]) -> list[Variable]:
+def variables_in_insertion_order(given: Sequence[Any], pairs: Sequence[Pair]) -> list[Variable]:
     """Returns the variables of `pairs` in the order of `given`, with dict entries in insertion order."""
     variables = given.variables if isinstance(given, PairsOf) else [one for _, one in given]
-    return in_key_order(variables, [variable for _, variable in pairs])
+    return in_insertion_order(variables, [variable for _, variable in pairs])
 
 
 def _is_leaf(value: object) -> bool:

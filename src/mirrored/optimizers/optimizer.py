@@ -19,11 +19,11 @@ from mirrored.optimizers.gradient_merge import (
     as_pairs,
     as_they_are,
     as_variables,
-    in_key_order,
+    in_insertion_order,
     once,
-    pairs_in_key_order,
     scope_of,
     update_with_sums_of,
+    variables_in_insertion_order,
 )
 from mirrored.optimizers.rules import Clipping, LearningRate, LearningRateLike, copied, not_copyable_error
 from mirrored.optimizers.slots import Made, Slots, UpdatePlan, UpdateRule
@@ -203,7 +203,7 @@ class Optimizer:
         called = f"{type(self).__name__}.build"
         variables = [variable for _, variable in as_pairs([(None, one) for one in as_variables(var_list)], called)]
         with scope_of(variables):
-            self._build(variables, lambda: in_key_order(var_list, variables))
+            self._build(variables, lambda: in_insertion_order(var_list, variables))
 
     @restoring
     def apply_gradients(
@@ -251,7 +251,7 @@ class Optimizer:
         def update(summed: Sequence[Pair], extra: Sequence[Any]) -> None:
             variables = [variable for _, variable in summed]
             with assignment_lock():
-                self._build(variables, lambda: pairs_in_key_order(given, pairs))
+                self._build(variables, lambda: variables_in_insertion_order(given, pairs))
                 self._update(variables, [total for total, _ in summed], dict(zip(names, extra, strict=True)))
 
         # Unrecorded: an enclosing tape must not record the update, which is not part of the loss.

@@ -69,7 +69,7 @@ class Parts:
         return len(self.step.devices)
 
     @property
-    def is_network(self) -> bool:
+    def can_estimate_network(self) -> bool:
         """Whether the network can be estimated from local all-reduces: True for two or more local accelerators."""
         return self.num_local_devices > 1 and self.step.devices[0].platform != "cpu"
 
@@ -173,6 +173,6 @@ class Parts:
         found = [min(self.step.replicas, self.num_local_devices)]
         if wanted and here:
             found += [min(replicas, self.num_local_devices) for replicas, _ in wanted]
-        elif wanted and self.is_network:
+        elif wanted and self.can_estimate_network:
             found.append(self.num_local_devices)
         return sorted({one for one in found if one > 1})

@@ -202,7 +202,7 @@ class _Model:
             return self._given, "as given"
         if parts.here:  # each prediction takes the all-reduces that were measured on its own number of devices
             return ASSUMED, "as measured between the devices here"
-        if parts.is_network:
+        if parts.can_estimate_network:
             devices = parts.num_local_devices
             return parts.allreduce_benchmark(devices).network, f"as measured between {devices} devices here"
         return ASSUMED, "assumed: pass --bandwidth and --latency"

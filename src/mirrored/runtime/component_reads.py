@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @jax.custom_jvp
-def components_of(stacked: jax.Array, one: jax.Array) -> Any:
+def with_gradients_to(stacked: jax.Array, one: jax.Array) -> Any:
     """Returns `stacked` unchanged; gradients of the result flow to `one` instead of `stacked`.
 
     The array `stacked` holds the values of a sync-on-read variable, one per replica, and `one` represents the variable.
@@ -27,8 +27,8 @@ def components_of(stacked: jax.Array, one: jax.Array) -> Any:
     return stacked
 
 
-@components_of.defjvp
-def _components_of_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+@with_gradients_to.defjvp
+def _with_gradients_to_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     return primals[0], jnp.broadcast_to(tangents[1], primals[0].shape)
 
 
@@ -36,7 +36,7 @@ def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:
     """Notifies tapes that a sync-on-read variable is read, and returns the stacked values of all replicas."""
     if not jnp.issubdtype(variable.dtype, jnp.inexact):
         return stacked
-    return components_of(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
+    return with_gradients_to(stacked, announce_read(variable, jax.lax.stop_gradient(stacked[0])))
 
 
 def component_of(value: PerReplica, local: int) -> Any:
