@@ -36,7 +36,10 @@ class BodyOutputs(NamedTuple):
         return [component for section in self for column in section for component in column]
 
     def split(self, flat: Sequence[Any]) -> BodyOutputs:
-        """Groups a flat list, such as a jaxpr's output variables, into sections like these; the inverse of `flat`."""
+        """Converts a flat list, such as a jaxpr's output variables, to a `BodyOutputs` with this object's structure.
+
+        The inverse of `flat`.
+        """
         values = iter(flat)
         sections = [[[next(values) for _ in column] for column in section] for section in self]
         return BodyOutputs(*sections)

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 def is_given(value: object, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a value in a replica function's result was received from outside, not computed by the function.
+    """Returns whether a value in a replica function's result is an input of the function, not computed by it.
 
-    The function received an array if the array is among its arguments, closure variables, globals and defaults, or in
-    an object among these. The replica has made all other arrays. Numbers, strings and other objects count as received.
+    An array is an input if it is among the function's arguments, closure variables, globals and defaults, or in an
+    object among these. The replica has made all other arrays. Numbers, strings and other objects count as inputs.
     """
     if not isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return True
@@ -328,7 +328,7 @@ def _code_of(fn: Callable[..., Any]) -> Any:
 
 
 def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], label: str) -> None:
-    """Raises an error unless a result that `out_specs` declares replicated is bit-identical on all replicas.
+    """Raises an error if a result that `out_specs` declares replicated is not bit-identical on all replicas.
 
     Raises:
         ReplicaDivergenceError: Two values differ.
@@ -348,7 +348,7 @@ def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], 
 
 @contextlib.contextmanager
 def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is_traced: bool) -> Iterator[None]:
-    """Context manager that names the array in the error if `fn` fails on an array whose mesh has explicit axes.
+    """Context manager that replaces JAX's error for an array with explicit mesh axes by an error that names the array.
 
     JAX takes the axes of the array for those of the mesh of the run, and raises ``KeyError`` or ``ValueError``.
 

@@ -57,9 +57,10 @@ def is_number(value: object) -> bool:
 
 
 def shared_by_workers(columns: Sequence[Sequence[Any]], shared: Sequence[bool]) -> list[bool]:
-    """Returns, for each leaf, whether all replicas share it: one object per worker, and equal numbers on all workers.
+    """Returns, for each leaf of a result, whether the replicas of all workers share the leaf.
 
-    This is a collective operation: all workers must call the function.
+    They share it if the replicas of this worker do (`shared`). A number must also be equal on all workers. This
+    is a collective operation: all workers must call the function.
 
     Args:
         columns: The components of each leaf on this worker.
@@ -79,11 +80,17 @@ def shared_by_workers(columns: Sequence[Sequence[Any]], shared: Sequence[bool]) 
 
 
 def one_type(place: int, types: Sequence[list[Any] | None]) -> list[Any] | None:
-    """Returns the dtype and shape of an all-reduced array, equal on all workers; None if no worker has the array.
+    """Returns the dtype and shape of one array of an all-reduce, after checking that all workers agree.
 
     Args:
         place: The position of the array.
-        types: Its dtype and shape on each worker, or None.
+        types: Its dtype and shape on each worker; None for a worker that lacks the array.
+
+    Returns:
+        The dtype and shape; None if no worker has the array.
+
+    Raises:
+        DisagreementError: Two workers have different dtypes or shapes.
     """
     given = {worker: kind for worker, kind in enumerate(types) if kind is not None}
     first = next(iter(given), 0)

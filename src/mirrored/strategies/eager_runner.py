@@ -365,7 +365,7 @@ class EagerRunner(ReplicaRunner):
         return self.separate(self._moved(value, device) if _is_recorded(value) else _on_device(value, device))
 
     def separate(self, component: jax.Array) -> Any:
-        """Returns the array, and records that it belongs to one replica and therefore does not count as shared."""
+        """Marks an array as one replica's own value, not shared with the other replicas, and returns the array."""
         self._separated[id(component)] = component
         return component
 

@@ -302,7 +302,10 @@ class StrategyExtended:
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] | DistributedValues = (), kwargs: Any = None
     ) -> Any:
-        """Calls a function on every replica, like `Strategy.run`; `args` may also be a per-replica value of tuples."""
+        """Calls a function on every replica, like `Strategy.run`.
+
+        `args` may also be a per-replica value: its component for each replica is that replica's tuple of arguments.
+        """
         if isinstance(args, DistributedValues):
             return self._strategy.run(lambda own, **named: fn(*own, **named), args=(args,), kwargs=kwargs)
         args = as_arguments("StrategyExtended.call_for_each_replica", args, "call_for_each_replica(fn, args=(x,))")

@@ -170,9 +170,9 @@ one_row_each.defvjp(
 
 
 def unstack_unfused(arrays: Sequence[jax.Array]) -> list[list[Any]]:
-    """Splits stacked arrays into the replicas' values, so that XLA fuses neither the split nor its derivative.
+    """Splits stacked arrays into the replicas' values, and prevents XLA from fusing the split with other operations.
 
-    The backward pass stacks the cotangents behind a fusion boundary too.
+    XLA does not fuse the derivative either, which stacks the cotangents.
     """
     differentiable = [array for array in arrays if has_gradient(array)]
     others = iter(unstack_isolated([array for array in arrays if not has_gradient(array)]))

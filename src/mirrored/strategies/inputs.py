@@ -94,7 +94,7 @@ class DistributesInput(abc.ABC):
     distribute_dataset = experimental_distribute_dataset
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: object = None) -> Any:
-        """Returns a distributed dataset; each per-replica batch is the next element of a dataset from `dataset_fn`.
+        """Returns a distributed dataset whose per-replica batches are the elements of datasets from `dataset_fn`.
 
         Context: cross-replica.
 

@@ -38,7 +38,7 @@ _SLOT: Final = "mirrored_slot_"
 
 
 def scope_of(local: int) -> str:
-    """Returns the name of the `jax.named_scope` that marks the equations of one replica slot of a device."""
+    """Returns the name of the `jax.named_scope` in which the replica with index `local` on a device is traced."""
     return f"{_SLOT}{local}"
 
 
@@ -48,9 +48,10 @@ def slot_of(eqn: JaxprEqn) -> int | None:
 
 
 class Calls:
-    """Applies the equations of a device's replica slots; an empty slot skips equations that call Python functions.
+    """Applies a program's equations; an empty replica slot (`Slots`) skips equations that call Python functions.
 
-    The slot before the last one is applied first, as replicas are traced in order.
+    Only the last slot of a device can be empty. For an equation that it skips, it gets the results of the slot before,
+    which is applied first.
 
     Args:
         group: The replicas.
@@ -99,7 +100,7 @@ class Calls:
 def contain(
     body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
 ) -> Staged:
-    """Rewrites a run's program so that slots without a replica pass on no gradients and call no Python functions.
+    """Rewrites a run's program so that empty replica slots (`Slots`) pass on no gradients and call no Python functions.
 
     An equation that stands for one slot's part in a collective keeps its form, because `fuse` replaces it later. Only
     the gradients of its operands are cut off.

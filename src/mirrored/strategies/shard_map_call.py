@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 
 class Form(enum.Enum):
-    """Enum: how an operand or output enters or leaves `shard_map`, for D devices with K replica slots each.
+    """Enum of the forms in which `shard_map` takes an operand or returns an output.
+
+    D is the number of devices, and K the number of replica slots on each device (`Slots`).
 
     Members:
         REPLICATED: One array, equal on all devices.

@@ -39,7 +39,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed(Bookkeeping):
-    """Identifies what a tracer stands for: a replicated argument of `run` in one virtual replica."""
+    """The `source` of a tracer that stands for a replicated argument of `run` in one virtual replica.
+
+    Attributes:
+        value: The argument.
+        local: The index of the replica among those of its device.
+    """
 
     value: Any
     local: int
@@ -299,7 +304,7 @@ def _are_equal_constants(components: Sequence[Any]) -> bool:
 
 
 def origin_of(constant: object) -> Origin:
-    """Returns the origin of a captured constant for the replication check: its label, and whether it varies."""
+    """Returns a captured constant's `Origin`: its name for errors, and whether it can differ between replicas."""
     source = constant.source if isinstance(constant, CaptureTracer) else None
     if isinstance(source, Captured):
         varies = source.variable.per_replica
