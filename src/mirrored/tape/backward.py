@@ -136,12 +136,13 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def source_of(leaf: Any, called: str) -> Any:
-    """Returns a checked source of a gradient: the variable if `leaf` is its only copy, otherwise `leaf`.
+    """Checks the gradient source `leaf` and returns it, or returns the variable of which `leaf` is the only copy.
 
     Outside of `run`, the gradient with respect to a sync-on-read variable is the sum over its components.
 
     Raises:
-        TapeError: It is a sync-on-read variable with aggregation NONE outside of `run`, or one replica's component.
+        TapeError: The source is a sync-on-read variable with aggregation NONE outside of `run`, or one of several
+            components.
     """
     leaf = whole_variable(leaf, called)
     variable: Any = announced(leaf)

@@ -105,7 +105,7 @@ def process_library(
     keys: list[Key],
     watched: tuple[int, ...],
 ) -> list[Any]:
-    """Applies a JAX library function with a `custom_jvp` rule, such as `jax.nn.relu`, whose trace is cached.
+    """Applies a JAX library function that has a `custom_jvp` rule, such as `jax.nn.relu`; caches the function's trace.
 
     Such a function closes over nothing that a tape tracks (`is_from_jax`). If it holds a traced value, as an argument
     that JAX does not differentiate can be, its trace is not reused.

@@ -16,9 +16,9 @@ _PASS_THE_VALUE = (
 
 
 class RuleClosesOverError(TypeError):
-    """Raised if the custom derivative rule of a function inside `jit` needs a value that belongs to the current call.
+    """Raised if a custom derivative rule inside `jit` closes over an array that a tape tracks, or reads a variable.
 
-    JAX keeps the traced rule for later calls.
+    The traced rule is cached for later calls, but the array or value belongs to the current call.
     """
 
     def __init__(self) -> None:

@@ -283,7 +283,7 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Read(NamedTuple):
-    """A read in a trace: the variable, the returned tracer, and the store's tracer, by whose id the read is found."""
+    """A read of a variable in a nested function: the variable, the returned tracer, and the variable store's tracer."""
 
     variable: ReadableVariable
     value: Any
@@ -366,7 +366,7 @@ class Recorder:
         return (self.watch_accessed_variables and variable.trainable) or id(variable) in self.explicit
 
     def reassign(self, variable: ReadableVariable, value: object, owner: TapeTrace) -> None:
-        """Records a variable's new value; if the value is tracked, gradients of later reads flow to the value."""
+        """Records an assignment; if `value` is tracked, gradients of later reads of the variable flow to `value`."""
         key = self.key_of(value, owner)
         replica = _local_replica()
         if replica is None:
@@ -375,7 +375,7 @@ class Recorder:
             self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
 
     def read_key(self, variable: ReadableVariable) -> Key:
-        """Returns the key that collects cotangents of a variable's reads: the variable's or a tracked new value's."""
+        """Returns the key of what a read's gradient flows to: the tracked value assigned last, or else the variable."""
         if id(variable) not in self.reassigned:
             return self.variable_key(variable)
         _, keys = self.reassigned[id(variable)]

@@ -277,16 +277,19 @@ class Recording:
         return any(one is other for one in _with_parents(trace) if is_staging(one) for other in own)
 
     def on_write(self, variables: Sequence[ReadableVariable]) -> None:
-        """Makes gradients of later reads flow to the variables themselves, not through earlier assignments.
+        """Before an assignment, makes gradients of later reads flow to the variables, not to values assigned earlier.
 
-        The tape keeps the values that were read before.
+        `on_reassign` has recorded these values. The tape keeps the values that were read before.
         """
         if self._recorder.reassigned:
             for variable in variables:
                 self._recorder.reassign(variable, None, self._trace)
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Records an assignment by Flax NNX: gradients of later reads flow to `value` if this tape tracks it."""
+        """Records an assignment by Flax NNX: if `value` is tracked, gradients of later reads flow to `value`.
+
+        Flax NNX differentiates assignments. If `value` is None, the assignment has no derivative.
+        """
         if self._trace.recorder is not None:
             self._recorder.reassign(variable, value, self._trace)
 

@@ -92,9 +92,9 @@ class TapeTrace(Trace):  # type: ignore[misc]
         self._forget_stale()
 
     def mark_stale(self, functions: list[Any]) -> None:
-        """Registers functions that JAX must trace again, because a trace in progress closes over a tracked array.
+        """Registers functions whose cached JAX traces must be evicted, because the traces hold a tracked array.
 
-        `_forget_stale` evicts their cached traces, which hold a stand-in of the box as a constant, before the next
+        A stand-in of the array's box is a constant of the traces. `_forget_stale` evicts the traces before the next
         primitive runs, or when the tape stops recording.
         """
         self._stale += functions
