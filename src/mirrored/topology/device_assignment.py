@@ -243,7 +243,7 @@ class DeviceAssignment:
 
     @functools.cached_property
     def slots(self) -> Slots:
-        """The replica slots of a compiled program, equally many on every device (`Slots`)."""
+        """The `Slots` of a compiled program, which assign every replica to a position on a device."""
         return Slots(len(self.devices), self.num_replicas)
 
     @functools.cached_property

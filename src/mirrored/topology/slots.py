@@ -24,11 +24,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """The replica slots of a compiled program for R replicas on D devices, equally many per device; some may be empty.
+    """The replica slots of a compiled program: positions for replicas, equally many on each device.
+
+    If the number of replicas is not a multiple of the number of devices, the last slot of some devices is *empty*: it
+    holds no replica. For example, 8 replicas on 3 devices are in the slots ``{0 1 2} {3 4 5} {6 7 -}``.
 
     Attributes:
-        devices: D, at most R.
-        replicas: R.
+        devices: The number of devices (D), at most R.
+        replicas: The number of replicas (R).
     """
 
     devices: int
