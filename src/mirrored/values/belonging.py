@@ -37,7 +37,7 @@ def check_components(called: str, strategy: HasReplicas, values: Iterable[Any]) 
 
 
 def check_placement(called: str, strategy: HasReplicas, value: Any, where: DeviceAssignment | None) -> None:
-    """Checks that a value whose device assignment is `where` has one component for each replica of `strategy`.
+    """Raises an error unless a per-replica value has one component for each replica of `strategy`.
 
     Args:
         called: What the user called, for messages.

@@ -39,9 +39,9 @@ class Makers(_Provenance):
 
 
 class Batch(_Provenance):
-    """Records whether a per-replica value came from a `run` whose replicas had different numbers of examples.
+    """Provenance of a per-replica value: whether the replicas of its `run` had different numbers of examples.
 
-    `Strategy.reduce(MEAN, ...)` then warns: a mean of such per-replica means weighs the examples unequally.
+    If they had, `Strategy.reduce(MEAN, ...)` warns: a mean of such per-replica means weighs the examples unequally.
     """
 
     __slots__ = ("is_uneven",)

@@ -88,9 +88,11 @@ def without_wrapping(indices: jax.Array, size: int) -> jax.Array:
 
 
 def updates_shape(indices_shape: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape that a scatter's updates must have, given the shapes of its index vectors and its array.
+    """Returns the shape that the updates of a scatter into an array of shape `shape` must have.
 
-    The index vectors are ``int[..., depth]``.
+    Args:
+        indices_shape: The shape of the index vectors, ``int[..., depth]``.
+        shape: The shape of the array.
     """
     return (*indices_shape[:-1], *shape[indices_shape[-1] :])
 

@@ -197,10 +197,10 @@ def _by_replica(rows: jax.Array, num_replicas: int, sharding: jax.sharding.Shard
 
 
 def gathered(stacked: jax.Array, device_assignment: DeviceAssignment) -> jax.Array:
-    """All-gathers a stacked array in a traced program, so that reading single rows preserves their bits.
+    """All-gathers a stacked array in a traced program, so that every device holds all rows.
 
-    XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0. Every device then
-    holds all rows, also if only one is read.
+    XLA reads single rows of a sharded array by all-reduces with zeros, which turn -0.0 into 0.0. After the all-gather,
+    reading a row does not change its bits. Outside of a trace, and on one device, the array is returned unchanged.
     """
     if len(device_assignment.devices) == 1 or is_eval_below(current_trace()):
         return stacked
