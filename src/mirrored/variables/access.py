@@ -48,9 +48,9 @@ def store_of(variable: Variable, here: Ambient) -> VariableStore | None:
 
 
 def eager_replica(variable: Variable) -> int | None:
-    """Returns the local index of this replica in an eager `run` if the variable is sync-on-read; otherwise None.
+    """Returns this replica's local index if `variable` is sync-on-read and the `run` is eager; otherwise None.
 
-    In that case an assignment returns the component object, as in TensorFlow, and not an array.
+    If the result is not None, an assignment returns the component object, as in TensorFlow, and not an array.
     """
     here = ambient()
     eager_run = here.replica is not None and here.store is not None and not here.store.captures

@@ -240,7 +240,7 @@ distributed.on_leave(_numbers_in_job.clear)
 
 
 def number_in_job(name: str) -> int:
-    """Returns the number, from 1, of a new variable among those of one name that all workers create together.
+    """Increments and returns the number of variables called `name` that all workers have created together.
 
     `broadcast_initial` has checked that all workers create a variable of this name now.
     """
@@ -344,7 +344,10 @@ class Awaiting:
                 ask(self)
 
     def before_write(self) -> None:
-        """Notifies the callback that would supply the value, by its `before_write`, of an assignment by other code."""
+        """Notifies the callback registered by `withhold`, if any, that the variable is about to be assigned.
+
+        Calls the `before_write` of the callback, if it has one.
+        """
         before_write = getattr(self._withheld, "before_write", None)
         if before_write is not None:
             with stored_immediately():

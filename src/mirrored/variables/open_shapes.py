@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 class OpenShapes(dict[int, "tuple[weakref.ref[VariableStorage], tuple[int, ...]]"], Bookkeeping):
-    """The variables of unknown dimensions that a trace has used, weakly, and their shapes at that time, by `serial`.
+    """Record of the variables with unknown dimensions that a trace has used, and of their shapes at that time.
 
-    A program has one shape per variable, so it is valid only while these shapes are the current ones. A program that
-    uses no such variable has an empty record.
+    The keys are the variables' numbers (`serial`), and the entries hold weak references to the variables. A program
+    has one shape per variable, so it is valid only while these shapes are the current ones. A program that uses no such
+    variable has an empty record.
     """
 
     def note(self, variable: VariableStorage, shape: tuple[int, ...]) -> None:
-        """Records that the trace uses a variable of this shape; the first shape counts."""
+        """Records the shape of a variable that the trace uses, unless a shape is already recorded."""
         self.setdefault(variable.serial, (weakref.ref(variable), shape))
 
     def changed(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

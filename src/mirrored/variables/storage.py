@@ -144,10 +144,10 @@ MADE_ALONE: Final = " (made by each worker)"
 
 
 def distinct_names(variables: Iterable[VariableStorage], alone: str = "") -> dict[int, str]:
-    """Returns a name for each variable, by `id`, which no other of them has and which is the same on all workers.
+    """Returns a dict from the `id` of each variable to a unique name that is the same on all workers.
 
-    Several variables of one name are numbered: those that all workers have created together in the order of all of them
-    (`number_of_name`), so that workers may pass others of them; all others in the order of creation of those passed.
+    Variables that share a name are numbered. For a variable that all workers have created together, the number is its
+    `number_of_name`, whatever other variables a worker passes. All others are numbered in the order of their creation.
     `serial` itself can differ between workers: it also counts the variables that a worker creates alone.
 
     Args:
@@ -202,7 +202,7 @@ class VariableStorage(Awaiting):
 
     @property
     def common_name(self) -> str:
-        """The name by which all workers know the variable: the numbers in generated names can differ between them."""
+        """The variable's name, or "Variable" for a generated name, whose number can differ between workers."""
         return "Variable" if self.numbered else self.name
 
     @property

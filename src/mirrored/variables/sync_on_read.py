@@ -221,7 +221,7 @@ def _share(assignment: Assignment, value: object, replica: int | jax.Array) -> A
 
 
 def component_error(called: str, name: str) -> ContextError:
-    """Returns the error if replicas of a compiled run assign a sync-on-read variable that belongs to no strategy."""
+    """Returns the error for assigning, in a compiled run, a sync-on-read variable that belongs to no strategy."""
     return ContextError(
         called,
         found=f"the replicas assign {name!r}, a sync-on-read variable with aggregation SUM that was created "
