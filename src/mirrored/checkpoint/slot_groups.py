@@ -46,10 +46,7 @@ class GroupMatch(NamedTuple):
     joined: list[Joined]
 
     def source_path(self, name: str) -> str:
-        """Converts the program's path of a group's shared optimizer state to the checkpoint's path.
-
-        Returns any other path unchanged.
-        """
+        """Returns the checkpoint's path for the path `name` of shared optimizer state, and `name` for other paths."""
         head, slash, label = name.rpartition("/")
         return f"{self.prefixes[head]}/{label}" if slash and head in self.prefixes else name
 

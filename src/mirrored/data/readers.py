@@ -288,7 +288,7 @@ class ElementsInTurn:
 
     @property
     def shares_position(self) -> bool:
-        """Whether, for at least one of the datasets, all iterators share one read position."""
+        """Whether one of the datasets has a read position that all its iterators share."""
         return any(source.shares_position for source in self._sources)
 
     def __init__(self, sources: Sequence[Source], num_replicas: int, workers: int = 1) -> None:

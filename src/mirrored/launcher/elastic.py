@@ -321,7 +321,10 @@ class ElasticSupervisor(Supervisor):
     # Failures
 
     def _failed_program(self, asking: list[Worker]) -> Failure | None:
-        """Returns the failure of a worker's program, or None; kills workers that fail only because of a lost worker."""
+        """Returns the first failure that a worker's own program caused, or None.
+
+        Kills workers that failed only because they lost the connection to another worker.
+        """
         for worker in asking:
             if worker.failing is not None and worker.failing[0] == LOST_PEER and not self._membership.has_ended:
                 worker.let_go()

@@ -90,9 +90,10 @@ class Numbers:
 
 
 class ArrayKey:
-    """A comparison key of an array: its dtype, shape and bits; a traced array's key is equal to every other key.
+    """Wraps an array so that ``==`` compares dtype, shape and bits.
 
-    The values of traced arrays are unknown: the replication check of a compiled `run` compares them.
+    A traced array equals every other array: its bits are unknown, and the replication check of a compiled `run`
+    compares them.
     """
 
     __slots__ = ("array",)

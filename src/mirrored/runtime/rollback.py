@@ -97,7 +97,10 @@ class StagedRollback(abc.ABC):
         """Returns a function that resets `variable` to its value in this variable store at the time of this call."""
 
     def restoring_local(self, variable: VariableLike, replica: int) -> Callable[[], None]:
-        """Returns a function that resets one replica's value of a variable; this base class resets the whole value."""
+        """Returns a function that undoes one replica's assignment to a variable.
+
+        The function of this base class resets the values of all replicas.
+        """
         return self.restoring(variable)
 
 

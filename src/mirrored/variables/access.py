@@ -366,7 +366,7 @@ def _refuse_in_trace(assignment: Assignment, runner: ReplicaRunner) -> None:
 
 
 def _write_shared(assignment: Assignment, value: object, runner: ReplicaRunner, index: int) -> Any:
-    """Assigns a variable that belongs to no strategy, from one replica of an eager run, on that replica's device."""
+    """Assigns a plain variable, which belongs to no strategy, from one replica of an eager run."""
     with lock:
         new = assignment.combined(runner.component(assignment.old(), index), value)
         assignment.variable.store(uncommitted(new))

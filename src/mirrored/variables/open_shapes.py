@@ -38,7 +38,7 @@ class OpenShapes(dict[int, "tuple[weakref.ref[VariableStorage], tuple[int, ...]]
 
 
 class HasOpenShapes(Protocol):
-    """Protocol of traced programs: the record of the shapes for which they are valid."""
+    """A traced program that records for which variable shapes it is valid."""
 
     shapes: OpenShapes
 

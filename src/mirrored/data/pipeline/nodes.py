@@ -203,7 +203,7 @@ class Node(abc.ABC):
         """Returns a Grain `IterDataset` that yields the elements of one pass over the dataset."""
 
     def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds in this operation's cache file, keyed by `id(operation)`; {} if it has no file."""
+        """Returns the random seeds that this operation's cache file stores, keyed by `id` of the seeded operation."""
         return {}
 
     def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
@@ -249,8 +249,9 @@ class IndexedNode(Node):
         return engine().by_cursor(lambda: PositionCursor(rows.item, rows.length), self.name)
 
     def cursor(self, run: Run) -> Cursor:
-        """Returns a new iterator: a `PositionCursor` for random access without threads, otherwise Grain's iterator.
+        """Returns a new iterator over the elements, with a read position that can be saved.
 
+        It is a `PositionCursor` if elements have random access and no operation requests threads, else Grain's.
         Grain's iterator takes 8 us more per element (0.2.18, statistics), a third of the time of placing a batch on its
         devices.
         """

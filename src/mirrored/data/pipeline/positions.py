@@ -255,9 +255,9 @@ def _last(node: Node) -> Node:
 
 
 def _keeps_all_examples(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns whether both batch sizes, `size` and `step.size`, certainly keep all examples of `count` batches.
+    """Returns whether neither batch size, `size` or `step.size`, leaves an incomplete last batch.
 
-    With ``drop_remainder=True`` a batch size drops the examples of an incomplete last batch.
+    With ``drop_remainder=True`` the examples of such a batch would be dropped. False if this is not known.
     """
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent

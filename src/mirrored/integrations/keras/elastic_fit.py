@@ -95,7 +95,7 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 self._again = begin_snapshot(self._to_restore_again()).finish()
 
     def _to_restore_again(self) -> Checkpoint:
-        """Returns a checkpoint of the state that a resumed `fit` restores a second time, in `on_epoch_begin`.
+        """Returns a checkpoint of the state that `fit` changes after its restore, and that must be restored again.
 
         `fit` resets the metrics when an epoch begins, and repeated callback methods can change the model.
         """
@@ -259,7 +259,7 @@ def _plain_attributes(callback: Any) -> dict[str, Any]:
 
 
 def _encoded(value: Any) -> Any:
-    """Converts plain data to a form that a checkpoint can save as part of a position.
+    """Converts numbers, strings, arrays and containers of them to data that a checkpoint can save.
 
     Raises:
         TypeError: The value contains something else.

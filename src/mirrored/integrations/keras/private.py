@@ -263,9 +263,9 @@ def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
 
 
 def regroup_loop_state(model: Model, regrouped: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Regroups the values that `jax_state_sync` will assign to a model's variables, by the function `regrouped`.
+    """Applies a function to the dict of values that Keras' `jax_state_sync` has yet to assign to a model's variables.
 
-    The values are grouped by category, such as ``"trainable_variables"``.
+    The dict maps a category, such as ``"trainable_variables"``, to the values of its variables.
     """
     state = getattr(model, "_jax_state", None)
     if state and not model._jax_state_synced:
@@ -278,7 +278,7 @@ def has_loop_state(model: Model) -> bool:
 
 
 def resume_sync(model: Model) -> None:
-    """Makes the next `jax_state_sync` assign the values of the last `fit`, even if Keras has begun a new loop."""
+    """Makes the next `jax_state_sync` of Keras assign the values of the last training loop to the variables."""
     model._jax_state_synced = False
 
 
