@@ -35,9 +35,10 @@ _OF_PROCESS: Final = "state of the process/"
 
 
 class ProcessState(Protocol):
-    """Protocol of state of this process that a program cannot put into its `Checkpoint`, such as global random streams.
+    """Protocol of objects that describe and restore state of the process, such as global random streams.
 
-    Snapshots contain it, so that a worker that continues and one that has joined have the same.
+    A program cannot put this state into its `Checkpoint`. Snapshots contain it, so that a worker that continues and one
+    that has joined have the same.
     """
 
     def describe(self) -> Any:

@@ -372,7 +372,10 @@ def stored_variable(value: object) -> object:
 
 
 def is_generated(name: str) -> bool:
-    """Returns whether Keras or `mirrored` generated a variable's name, ignoring a leading colon in the name."""
+    """Returns whether a variable's name is an automatically generated default, such as ``variable_3``.
+
+    A leading colon in the name is ignored.
+    """
     return _GENERATED.fullmatch(name.removeprefix(":")) is not None
 
 

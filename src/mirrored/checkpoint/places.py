@@ -94,7 +94,7 @@ class Item(Place):
         return self.parent.get()
 
     def get(self) -> Any:
-        """Returns the value of the item."""
+        """Returns the value at this key or index of the dict, list or tuple."""
         return self.parent.get()[self.key]
 
     def put(self, value: object) -> None:
@@ -137,7 +137,7 @@ class Argument(Place):
         return self.parent.get()
 
     def get(self) -> Any:
-        """Returns the argument."""
+        """Returns the value of this positional argument of the `functools.partial`."""
         return self.parent.get().args[self.index]
 
     def put(self, value: object) -> None:

@@ -70,7 +70,10 @@ class Restoration:
         self._is_readable = True
 
     def match(self) -> Match:
-        """Compares the checkpoint with the program; names that match but were not restored count as missing."""
+        """Returns the result of comparing the checkpoint's names with the program's names.
+
+        Names that match count as missing and unexpected if their values were not restored.
+        """
         found = match(self._look(), self._manifest)
         late = [name for name in found.pairs if name not in self._done]
         kept = {name: pair for name, pair in found.pairs.items() if name in self._done}
@@ -150,18 +153,18 @@ class Restoration:
         """
         graph, here = self._look(), ambient()
         found = match(graph, self._manifest)
-        if here.replica is None and here.store is None and _slots_to_make(graph, found, self._manifest):
+        if here.replica is None and here.store is None and _optimizers_to_build(graph, found, self._manifest):
             with contextlib.suppress(CheckpointError):
                 self._restore(called, lambda name, leaf: False, strict=False, first=False)
 
     def carry_over(self, manifest: Manifest, graph: Graph, wanted: Callable[[str], bool]) -> Manifest:
-        """Returns a new checkpoint's `manifest`, extended by the saved values that this restore has not restored yet.
+        """Returns `manifest`, extended by the saved values that are not restored yet.
 
         The values are read once and held in memory, because the restored checkpoint may be removed before the program
         creates the objects to which they belong. If they cannot be read, a warning is logged, and they are left out.
 
         Args:
-            manifest: The manifest of the program's current state.
+            manifest: The manifest of a new checkpoint, with the program's current state.
             graph: The state from which the manifest was made.
             wanted: From a name in the checkpoint to whether the program may still create this state.
         """
@@ -195,7 +198,7 @@ class Restoration:
         )
 
     def _is_of_restarted_list(self, name: str, lists: RestartedLists) -> bool:
-        """Returns whether a saved value belongs to a list that the program has started over with new items.
+        """Returns whether a saved value belongs to a list that the program now fills with new items.
 
         Warns once for each such list, except for a list of numbers, which a restore continues.
         """
@@ -284,7 +287,7 @@ class Restoration:
         return {**self._held, **read_leaves(self._directory, self._manifest, others)} if others else self._held
 
     def _relevant_mismatches(self, found: Match, graph: Graph, wanted: Callable[[str, Leaf], bool]) -> Match:
-        """Returns `found` with only the mismatches of values that are not restored yet and that `wanted` accepts."""
+        """Returns a copy of `found` without the mismatches of values that are restored or unwanted."""
         misfits = tuple(
             one for one in found.misfits if self._is_new(one.name) and wanted(one.name, graph.leaves[one.name])
         )
@@ -375,15 +378,15 @@ def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
     Returns:
         Whether any slots were created.
     """
-    todo = _slots_to_make(graph, found, manifest)
+    todo = _optimizers_to_build(graph, found, manifest)
     for optimizer, groups in todo:
         for group in groups:
             optimizer.build(group)
     return bool(todo)
 
 
-def _slots_to_make(graph: Graph, found: Match, manifest: Manifest) -> list[tuple[HasSlots, list[list[Any]]]]:
-    """Returns the optimizers whose slots `_make_slots` must create, each with the variable groups of the checkpoint."""
+def _optimizers_to_build(graph: Graph, found: Match, manifest: Manifest) -> list[tuple[HasSlots, list[list[Any]]]]:
+    """Returns each optimizer that must still create its slots, with its groups of variables."""
     variables = {source: graph.variables.get(name) for name, (source, _) in found.pairs.items()}
     of_unbuilt = {
         source for name, (source, leaf) in found.pairs.items() if name in graph.recent or isinstance(leaf, RateLeaf)

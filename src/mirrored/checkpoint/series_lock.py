@@ -95,7 +95,10 @@ class SeriesLock:
         self._writer = weakref.ref(writer)
 
     def withdraw(self, writer: object) -> None:
-        """Undoes the last `write_by` call if its argument was `writer`; called if writing the checkpoint has failed."""
+        """Removes the record of a failed write by `writer`.
+
+        Undoes the call `write_by(writer)`. Does nothing if another writer has called `write_by` since.
+        """
         if self._writer is not None and self._writer() is writer:
             self._writer = self._before
             last = None if self._before is None else self._before()

@@ -46,7 +46,10 @@ class GroupMatch(NamedTuple):
     joined: list[Joined]
 
     def source_path(self, name: str) -> str:
-        """Returns the checkpoint's path for the path `name` of shared optimizer state, and `name` for other paths."""
+        """Converts the program's path of shared optimizer state to the path in the checkpoint.
+
+        Other paths are returned unchanged.
+        """
         head, slash, label = name.rpartition("/")
         return f"{self.prefixes[head]}/{label}" if slash and head in self.prefixes else name
 

@@ -11,9 +11,10 @@ from mirrored.checkpoint.restoring import Restoration
 
 
 class Succession:
-    """The restores of one `Checkpoint` object that still have values for objects that the program has not created.
+    """The unfinished restores of one `Checkpoint` object, from the newest to the oldest.
 
-    A restore leaves what an earlier one waits for, except for the names that it has itself, as in TensorFlow.
+    They have values for objects that the program has not created yet. A restore leaves what an earlier one waits for,
+    except for the names that it has itself, as in TensorFlow.
 
     Attributes:
         has_earlier: Whether a restore waits that began before the newest one.
@@ -24,7 +25,10 @@ class Succession:
         self.has_earlier = False
 
     def followed_by(self, newest: Restoration) -> Succession:
-        """Returns a `Succession` with `newest` added; earlier restores skip state that `newest` also contains."""
+        """Returns a new `Succession` that begins with the restore `newest`.
+
+        The earlier restores follow, and skip state that `newest` also contains. Finished restores are left out.
+        """
         for one in self._restorations:
             one.cancel_superseded_by(newest)
         found = Succession()
@@ -35,11 +39,11 @@ class Succession:
         return found
 
     def is_over(self) -> bool:
-        """Returns whether no restore has pending values."""
+        """Returns whether all restores are finished."""
         return not self._restorations
 
     def pending(self) -> list[tuple[Manifest, set[str]]]:
-        """Returns each restore's manifest, with the names of the values that are not restored yet."""
+        """Returns, for each restore, the checkpoint's manifest and the names still to be restored."""
         return [one.pending() for one in self._restorations]
 
     def has_pending_values_of(self, part: str) -> bool:

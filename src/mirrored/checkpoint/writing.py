@@ -58,7 +58,7 @@ _REMEDIES: Final = {
 
 
 class FencedError(Exception):
-    """Raised to discard an unfinished checkpoint that was begun in a job that this process has left."""
+    """Raised to discard an unfinished checkpoint after this process has left the job."""
 
 
 class _Fence:
