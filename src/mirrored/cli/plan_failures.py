@@ -100,7 +100,10 @@ class FailurePlan:
 
 
 def plan_failures(plan: ScalingPlan, observation: DetectedStep, options: FailureOptions) -> FailurePlan:
-    """Measures the failure costs that `options` lacks, and predicts the goodput for each replica count of a plan."""
+    """Predicts the goodput for each number of replicas in a scaling plan.
+
+    Costs that `options` does not contain are measured.
+    """
     costs = _with_given(measure_failure_costs(observation, plan.state_bytes), options)
     return FailurePlan(options, costs, tuple(_predict(one, options, costs) for one in plan.predictions))
 
@@ -129,7 +132,10 @@ def _predict(one: Prediction, options: FailureOptions, costs: FailureCosts) -> t
 
 
 def failures_as_data(plan: FailurePlan, at: int) -> dict[str, Any]:
-    """Converts the goodput predicted for the plan's replica count at index `at` to JSON-serializable data."""
+    """Returns the predicted goodput for one number of replicas as JSON-serializable data.
+
+    `at` is the index of the number of replicas in `plan.predictions`.
+    """
     return {
         "failure_every_seconds": plan.options.failure_every,
         "costs": dataclasses.asdict(plan.costs),

@@ -105,7 +105,10 @@ class ClusterResolver(abc.ABC):
 
 
 class AddressResolver(ClusterResolver):
-    """Base class of resolvers whose `cluster_spec` has an address for every task, even if there is only one task."""
+    """Base class of cluster resolvers that find the address of every task in their `cluster_spec`.
+
+    So `master` returns an address even if there is only one task.
+    """
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns a task's address (default: this process's); "" if this process's task is not known.

@@ -83,10 +83,10 @@ class CrossDeviceOps(abc.ABC):
 
     @property
     def ignores_empty_slots(self) -> bool:
-        """Whether `sum` and its gradient ignore the contents of empty replica slots.
+        """Whether `sum` and its gradient ignore the padding arrays of devices with fewer replicas.
 
-        A device with one replica fewer than others has an empty slot. For algorithms that do not ignore its contents,
-        `all_reduce` fills the slot with -0.0.
+        A device with one replica fewer than others has a padding array in an empty slot. For algorithms that do not
+        ignore its contents, `all_reduce` fills the array with -0.0.
         """
         return False
 
@@ -142,9 +142,10 @@ class CrossDeviceOps(abc.ABC):
         ]
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """All-gathers each array to ``[replicas, ...]``; returns a list per array, with a copy per local replica slot.
+        """All-gathers each array from all replicas, stacked along a new first axis.
 
-        As in `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
+        Returns a list per array: the stacked array ``[replicas, ...]``, once per replica slot of this device. As in
+        `all_reduce`, the results of an array are equal, and each receives the cotangent of its own replica.
         """
         return [group.for_each_local(stack_all(components, group)) for components in arrays]
 
@@ -357,8 +358,8 @@ class AllReduce(CrossDeviceOps):
 
 
 def for_each_local(totals: Sequence[Any], group: Group) -> list[list[Any]]:
-    """Returns, for each sum over replicas, a list that contains the sum once per replica slot of this device.
+    """Returns one list per sum, which repeats the sum for each replica of this device.
 
-    `CrossDeviceOps.sum` returns its results in this form.
+    A device's empty slot gets a copy, too. `CrossDeviceOps.sum` returns its results in this form.
     """
     return [[total] * group.local for total in totals]

@@ -73,12 +73,15 @@ class OrderedTree(CrossDeviceOps):
 
     @property
     def requires_bit_identity(self) -> bool:
-        """True, because merging equal operations of a device's replicas (XLA's CSE) would change bits of results."""
+        """Always True, because some XLA optimizations would make results depend on the number of devices.
+
+        For example, merging equal operations of a device's replicas (CSE) would change bits of results.
+        """
         return True
 
     @property
     def ignores_empty_slots(self) -> bool:
-        """True, because the summation trees of values and gradients have no leaves for empty replica slots."""
+        """Always True, because the sums leave out the padding arrays of devices with fewer replicas."""
         return True
 
     def sum(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
@@ -88,9 +91,10 @@ class OrderedTree(CrossDeviceOps):
         return _all_sum(group, [list(components) for components in arrays])
 
     def stack_each(self, arrays: Sequence[Sequence[Any]], group: Group) -> list[list[Any]]:
-        """All-gathers each array to ``[replicas, ...]``; returns a list per array, with a copy per local replica slot.
+        """All-gathers each array from all replicas, stacked along a new first axis.
 
-        The stack is behind a fusion boundary. The backward pass sums cotangents by the tree.
+        Returns a list per array, as in the base class. The stack is behind a fusion boundary. The backward pass sums
+        cotangents by the tree.
         """
         return [_stack_each(group, list(components)) for components in arrays]
 
@@ -150,7 +154,7 @@ fan_out.defvjp(_fan_out_forward, _fan_out_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out_once(group: Group, value: jax.Array) -> list[Any]:
-    """Copies a value once per replica slot of this device; the gradient of all replicas flows to device 0 only.
+    """Copies a value for each replica of this device, with a gradient on the first device only.
 
     On the first device, the cotangent of `value` is the sum of the cotangents of all replicas; on the others it is
     zero. The reason is that the operations that have computed `value` on every device, such as a reduction over

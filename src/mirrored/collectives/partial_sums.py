@@ -70,12 +70,15 @@ class PartialSums:
 
     @property
     def rows(self) -> int:
-        """The number of partial sums that every device sends: the largest number that any device has."""
+        """The largest number of partial sums on any device.
+
+        Every device sends this number of arrays. A device with fewer partial sums repeats its last one.
+        """
         return max(map(len, self._nodes))
 
     @property
     def is_complete(self) -> bool:
-        """Whether every device has exactly one partial sum, all of the same number of replicas."""
+        """Whether each device has one partial sum and all devices have equally many replicas."""
         return self.rows == 1 and not self.slots.padded
 
     def joined(self, rows: Sequence[Sequence[Any]]) -> Any:

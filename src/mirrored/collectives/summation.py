@@ -254,10 +254,10 @@ def _in_own_branch(
 
 @functools.cache
 def _firsts(results_per_list: int) -> Callable[[Sequence[Sequence[Any]]], list[Any]]:
-    """Returns the `cond` branch that `isolate_lists` never takes, which repeats the first array of each list.
+    """Returns a function that repeats the first array of each list `results_per_list` times.
 
-    It is cached because JAX keys compiled programs by the identity of the branch functions: an eager `cond` over new
-    function objects compiles again.
+    It is the `cond` branch that `isolate_lists` never takes. It is cached because JAX keys compiled programs by the
+    identity of the branch functions: an eager `cond` over new function objects compiles again.
     """
 
     def never_taken(lists: Sequence[Sequence[Any]]) -> list[Any]:
