@@ -31,7 +31,7 @@ class Code:
 
 
 class Conversion(NamedTuple):
-    """The conversions that a compiled function applies to its Python function before tracing, and to each result.
+    """The functions by which a compiled function converts its Python code and its results.
 
     Attributes:
         code: A function from the Python function to the one that is traced. None: the Python function itself.

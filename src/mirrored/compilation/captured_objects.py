@@ -266,10 +266,10 @@ def reads_in(code: types.CodeType) -> set[tuple[str | None, str]]:
 
 
 def may_read(owner: object, attribute: str, reads: set[tuple[str | None, str]], found: Sequence[Named]) -> bool:
-    """Returns whether code may read the attribute `attribute` of `owner`, given the code's attribute reads (`reads`).
+    """Returns whether some code may read the given attribute of the object `owner`.
 
-    False if the code reads that attribute only from known attributes of the objects in `found`, which are the objects
-    that the code can reach, and none of those attributes is `owner`.
+    `reads` are the code's attribute reads. False if they read that attribute only from known attributes of the objects
+    in `found`, which are the objects that the code can reach, and none of those attributes is `owner`.
     """
     for holder in (holder for holder, name in reads if name == attribute):
         if holder is None:

@@ -61,15 +61,15 @@ class ConcreteFunction:
     ) -> None:
         self._name = name
         self.function: Any = call
-        self._names = self._named(python_function, args, kwargs)
+        self._names = self._array_indices(python_function, args, kwargs)
         leaves, self._treedef = structures.flatten((args, kwargs))
         self._leaves = [leaf if is_array(leaf) else unchanging(leaf) for leaf in leaves]
         self._places = [place for place, leaf in enumerate(self._leaves) if is_array(leaf)]
 
-    def _named(
+    def _array_indices(
         self, python_function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, int]:
-        """Returns the index of each single-array argument among all argument arrays, by parameter name."""
+        """Maps the names of array parameters to their indices among the flattened argument arrays."""
         single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = [one.name for one in parameters_of(python_function) if one.kind in single][: len(args)]
         named = [*zip([*names, *[""] * (len(args) - len(names))], args, strict=True)]

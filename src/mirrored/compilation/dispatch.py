@@ -294,7 +294,10 @@ class WorkerArguments:
         self._place = f"call {name}"
 
     def record_dispatch(self, token: object) -> None:
-        """Records in the watchdog's collective log that the program runs until `token` is ready."""
+        """Records in the watchdog's collective log that the program has been dispatched.
+
+        The program counts as running until the array `token` is ready.
+        """
         collective_log.depart(token)
 
     def arguments(self, arrays: Sequence[Any], device_assignment: DeviceAssignment, program: str) -> list[Any]:

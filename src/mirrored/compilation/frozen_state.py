@@ -206,7 +206,10 @@ def iterating_error(name: str) -> ArgumentError:
 
 
 def drawing_error(name: str) -> ArgumentError:
-    """Returns the error for lowering or scanning a function with random draws inside a dataset transformation."""
+    """Returns the error that a dataset transformation cannot lower a function with random draws.
+
+    The error also covers calls of such a function with `steps_per_call`.
+    """
     return ArgumentError(
         name,
         found="the function draws random numbers, and a function of a dataset lowers it or runs several steps of it",

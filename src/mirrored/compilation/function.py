@@ -173,17 +173,17 @@ class Function(Code):
     @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
         """The function that JAX traces: the Python function with converted code, wrapped to convert its results."""
-        return self._conversion.with_result(self._to_trace)
+        return self._conversion.with_result(self._with_converted_code)
 
     @functools.cached_property
-    def _to_trace(self) -> Callable[..., Any]:
-        """The function to trace, with converted code (as by AutoGraph), but without the conversion of results."""
+    def _with_converted_code(self) -> Callable[..., Any]:
+        """The Python function after code conversion, for example by AutoGraph."""
         code = self._conversion.code
         return self.python_function if code is None else code(self.python_function)
 
     @functools.cached_property
     def _as_python(self) -> Callable[..., Any]:
-        """The function for eager calls, with the conversion of results, but with the original code."""
+        """The uncompiled Python function, wrapped to convert its results."""
         return self._conversion.with_result(self.python_function)
 
     def _call_steps(self, here: Ambient, batches: Sequence[Any]) -> Any:
@@ -199,7 +199,7 @@ class Function(Code):
         return [self._fitted(args, {})[0] for args in steps_of(batches, self.steps_per_call, self._name)]
 
     def _flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient) -> tuple[Arguments, list[Any]]:
-        """Returns the arguments of the first step, which determine the program, and the arrays of all steps."""
+        """Returns the first step's flattened arguments and a list of the arrays of all steps."""
         if self.steps_per_call is None:
             args, kwargs = self._fitted(args, kwargs)
             try:
@@ -388,17 +388,17 @@ class Function(Code):
     def around(
         self, strategy: Strategy, make: Callable[[Callable[..., Any]], Callable[..., Any]], key: Hashable = None
     ) -> Function:
-        """Returns a compiled function for `strategy.run` of this function, created once per pair (strategy, key).
+        """Returns a compiled function that runs this function on a strategy's replicas.
 
         Args:
             strategy: The strategy of the run.
             make: A function from the Python function to one that runs it on the strategy's replicas.
-            key: Everything else that the run depends on.
+            key: Everything else that the run depends on. Calls with equal strategy and key return the same function.
         """
         made = self._by_strategy.get((strategy, key))
         if made is None:
             made = Function(
-                make(self._to_trace),
+                make(self._with_converted_code),
                 donate=self._donate,
                 input_signature=self._input_signature,
                 name=f"run({self._name})",
@@ -414,7 +414,7 @@ class Function(Code):
         return self._by_instance.find(instance, lambda: self._bound(instance))
 
     def _bound(self, instance: object) -> Function:
-        to_trace = bind(self._to_trace, instance)  # the conversion is shared by all instances
+        to_trace = bind(self._with_converted_code, instance)  # the conversion is shared by all instances
         conversion = self._conversion._replace(code=lambda _: to_trace)
         made = self._again(bind(self.python_function, instance), conversion)
         made._method, made._decorated = (self, reference_to(instance)), self._decorated

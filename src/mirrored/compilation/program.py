@@ -398,13 +398,13 @@ class Program:
         return self._wrapped(outs[len(self._assigned) :])
 
     def _announced_values(self) -> list[Any]:
-        """Reads the variables, all after the same step, and notifies tapes; returns boxes for tape-tracked values."""
+        """Returns the current values of the variables and announces these reads to gradient tapes."""
         variables = (*self._donated, *self._not_donated)
         is_stored = ambient().store is None  # the values in a store are those of this thread's run or trace
         if is_stored:
             refuse_callbacks(self._name)
             supply_values(variables)  # takes the assignment lock, which comes before `lock`
-        with lock if is_stored else nullcontext():
+        with lock if is_stored else nullcontext():  # all values are those after the same step
             values = [variable.stored() if variable.per_replica else variable.checked_value() for variable in variables]
         return [
             announced_components(variable, value) if variable.per_replica else announce_read(variable, value)

@@ -51,7 +51,9 @@ def log_ragged(function: object, name: str) -> None:
 
 
 def zeroed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Replaces uneven per-replica batches in arguments by zeros that have the largest batch's shape on every replica.
+    """Returns the arguments with uneven per-replica batches replaced by zeros of one common shape.
+
+    The shape is that of the largest batch.
 
     Example:
         >>> import mirrored as mr
@@ -93,7 +95,10 @@ class RunScales(RunInterceptor):
         self._noted: dict[Any, tuple[Any, Callable[..., Any], Any, Any]] = {}
 
     def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """Records the first `strategy.run(function)` call that has uneven batches; returns `function` unchanged."""
+        """Records a `strategy.run` call with uneven batches, and returns `function` unchanged.
+
+        Only the first such call of each function is recorded.
+        """
         code = code_of(function)
         given = (tuple(args), dict(kwargs))
         if code not in self._noted and any(map(_is_ragged, structures.flatten(given)[0])):
@@ -101,7 +106,7 @@ class RunScales(RunInterceptor):
         return function
 
     def check(self) -> None:
-        """Checks the loss scale of the recorded `strategy.run` calls.
+        """Warns of wrong loss scales in the recorded `strategy.run` calls.
 
         Warns:
             LossScaleWarning: As when the run is compiled.
@@ -128,10 +133,11 @@ def checked_call(
     kwargs: dict[str, Any],
     device_assignment: DeviceAssignment | None,
 ) -> T:
-    """Calls a compiled function eagerly because of uneven batches; then checks its loss scale.
+    """Calls a compiled function eagerly, and then warns if its loss scale is wrong.
 
-    The check comes after the call, which has then created the variables and everything else that the function creates
-    at its first call, and the trace of the check finds them.
+    The call is eager because its per-replica batches differ in shape. The check comes after the call, which has then
+    created the variables and everything else that the function creates at its first call, and the trace of the check
+    finds them.
 
     Args:
         function: The `Function`.
@@ -174,7 +180,10 @@ class _CreatedWhileChecking(BaseException):
 
 
 def _refuse_created(next_creator: Callable[..., object], **kwargs: object) -> NoReturn:
-    """Variable creator that aborts a trace made for a check, because a created variable could not be removed."""
+    """Variable creator that raises an exception instead of creating a variable.
+
+    The exception aborts a trace that is made only for a check, because a variable created in it could not be removed.
+    """
     raise _CreatedWhileChecking
 
 

@@ -44,7 +44,7 @@ class Names:
         self._attributes = [(owner, self._own_attributes(owner)) for owner in owners]
 
     def rewind(self) -> None:
-        """Restores all these attributes, closure variables and globals to their values at the snapshot."""
+        """Restores the attributes, closure variables and globals in this snapshot to their saved values."""
         for cell, before in self._cells:
             if _content(cell) is not before:
                 if before is _MISSING:

@@ -63,7 +63,7 @@ class Arguments:
 
     @property
     def leaf_keys(self) -> tuple[Hashable, ...]:
-        """The parts of `key` that belong to the leaves, in the order of `leaves`."""
+        """The cache key of each argument leaf, in the order of `leaves`."""
         return self.key[2:]
 
     def _with(self, leaves: list[Any]) -> Any:
@@ -192,10 +192,10 @@ def flatten_arguments(
 
 
 def is_leaf(value: object, device_assignment: DeviceAssignment | None = None) -> bool:
-    """Returns whether a program takes or returns a value as one leaf, such as None or a distributed value.
+    """Returns whether a compiled program treats a value as a single pytree leaf.
 
-    The leaves of a per-replica value without devices are its components, whose number and types then are a part of the
-    key. Its components on all devices would be one stacked array.
+    None and most distributed values are leaves. The leaves of a per-replica value without devices are its components,
+    whose number and types then are a part of the key. Its components on all devices would be one stacked array.
 
     Args:
         value: A node of the pytree of arguments or results.
