@@ -30,7 +30,10 @@ class Settings:
         self.reader = threading.get_ident()
 
     def adopt(self) -> None:
-        """Applies the snapshot to the current thread; later calls, and calls in the creating thread, have no effect."""
+        """Applies the snapshot's settings and context variables to the current thread.
+
+        Later calls in the same thread have no effect, nor have calls in the thread that created the snapshot.
+        """
         if threading.get_ident() == self.reader or hasattr(self._adopted, "is_done"):
             return
         self._adopted.is_done = True

@@ -49,7 +49,7 @@ def beyond_end_error(position: int | None = None, count: int | None = None) -> I
 
 
 def read_again(cursor: Any) -> Any:
-    """Returns the next element of an iterator that is read again to restore a position.
+    """Returns the next element of an iterator during the restoration of a read position.
 
     Raises:
         InputError: The data has no further element. StopIteration would end the iteration that restores the position.
@@ -109,7 +109,7 @@ _ENDED_GENERATOR: Final = "this exception has ended the generator, which has no 
 
 
 def is_raised_again(error: BaseException) -> bool:
-    """Returns whether an exception has ended a generator, and was then raised again by another read."""
+    """Returns whether `error` ended a generator at an earlier read and is now raised again."""
     return _ENDED_GENERATOR in getattr(error, "__notes__", ())
 
 

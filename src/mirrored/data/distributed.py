@@ -241,7 +241,10 @@ class DistributedIterator(IteratedAsPython):
         self._handed = (None, state["reader"], state["examples"])
 
     def _move_unread(self, position: Any) -> None:
-        """Moves the still unread reader to `position`; on failure, replaces the reader and re-raises the error."""
+        """Restores a read position in the current reader, from which nothing has been read yet.
+
+        On failure, replaces the reader by a new one at the old position, and re-raises the error.
+        """
         start = self._reader.get_state()
         self._was_moved = True
         try:

@@ -56,17 +56,20 @@ class LoaderIterators:
         if not self._has_one:
             return self._new()
         with self.lock:
-            made = self.latest = _Turn(self, iter(self._loader))
+            made = self.latest = _EpochIterator(self, iter(self._loader))
         return made
 
 
-class _Turn:
-    """An iterator for one pass over a DataLoader with persistent workers; raises an error after a later pass begins."""
+class _EpochIterator:
+    """An iterator over one epoch of a DataLoader with persistent workers.
+
+    It raises an error when it is read after the iterator of a later epoch was created.
+    """
 
     def __init__(self, owner: LoaderIterators, iterator: Iterator[Any]) -> None:
         self._owner, self._iterator = owner, iterator
 
-    def __iter__(self) -> _Turn:
+    def __iter__(self) -> _EpochIterator:
         return self
 
     def __next__(self) -> Any:

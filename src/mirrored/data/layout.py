@@ -24,7 +24,10 @@ class Layout:
         self._is_kept = True
 
     def note(self, read: Element | list[Element]) -> None:
-        """Records the structure, shapes and dtypes of a batch, if `keep` was called."""
+        """Records the structure, shapes and dtypes of a batch.
+
+        Does nothing unless `keep` was called.
+        """
         if self._is_kept:
             self._spec = spec_of(read)
 

@@ -76,7 +76,10 @@ class LoaderCursor(ForeignCursor):
         super().close()
 
     def retry_empty_start(self) -> None:
-        """Makes the first read start the loader again if the loader yields no element, as at the end of an epoch."""
+        """Makes the first read restart a loader that yields no element.
+
+        The loader may yield none because its state is at the end of an epoch.
+        """
         self._may_be_at_end = True
 
     def get_state(self) -> Any:

@@ -59,7 +59,10 @@ def _is_size(size: object) -> bool:
 
 
 def _is_none_for_each(shapes: PyTree, treedef: Any) -> bool:
-    """Returns whether `shapes` has None for each item of an element that is a tuple, as in ``(None, None)``."""
+    """Returns whether the padded shapes of a tuple element are all None.
+
+    `shapes` is then a tuple such as ``(None, None)``, with one None per item of the element.
+    """
     node = treedef.node_data()
     is_tuple = isinstance(shapes, tuple) and node is not None and issubclass(node[0], tuple)
     return is_tuple and len(shapes) == len(treedef.children()) and all(shape is None for shape in shapes)

@@ -79,10 +79,10 @@ def is_batched(node: Node) -> bool | None:
 
 
 def full_batches(node: Node) -> int:
-    """Returns the number of batches as large as the first one, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
+    """Returns the number of batches that have the size of the first batch.
 
-    The result is UNKNOWN_CARDINALITY after a user function, which may change batch sizes, and after a shuffle, which
-    may put a smaller batch first.
+    The result is INFINITE_CARDINALITY for an infinite dataset. It is UNKNOWN_CARDINALITY after a user function, which
+    may change batch sizes, and after a shuffle, which may put a smaller batch first.
 
     Args:
         node: The last step of the pipeline.

@@ -180,10 +180,11 @@ class DatasetSource(Source):
         return True
 
     def _first_size(self, iterator: DatasetIterator, state: dict[str, Any]) -> int | None:
-        """Returns the size of the first batch of the pass in which the position `state` was saved; None if unknown.
+        """Returns the size of the first batch of the iteration that contains a saved read position.
 
-        A second iterator of a user's iterable may share a file handle or a connection with the one that is restored.
-        So the batch is read, with a second iterator, only without such a source, and before the position is restored.
+        None if the size is unknown. A second iterator of a user's iterable may share a file handle or a connection with
+        the one that is restored. So the batch is read, with a second iterator, only without such a source, and before
+        the position is restored.
         """
         if any(isinstance(step, IterableSource) for step in nodes(self.dataset.node)):
             return None
@@ -230,7 +231,7 @@ def _agreed_batch_size(called: str, size: int | None, error: Exception | None) -
 
 
 def _has_first_of_sources(node: Node) -> bool:
-    """Returns whether the first elements of a dataset's sources determine the size of its first batch."""
+    """Returns whether the size of the first batch can be computed from the sources' first elements."""
     known = isinstance(node, _ONE_FOR_ONE) or (isinstance(node, Sliced) and bool(node.stop))
     return known and all(map(_has_first_of_sources, node.parents))
 

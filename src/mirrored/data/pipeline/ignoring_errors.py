@@ -19,7 +19,9 @@ FAULTS: Final = (TypeError, NameError, AttributeError, AssertionError)
 
 
 def mapped(parent: Node, run: Run, function: Callable[[int, Element], Element], name: str) -> Any:
-    """Returns a Grain dataset of `function(index, element)`; before `ignore_errors`, the index counts failed elements.
+    """Returns a Grain dataset that applies `function(index, element)` to each element.
+
+    If `ignore_errors` follows, the index also counts the elements that raise an exception.
 
     Args:
         parent: The operation whose elements are mapped.

@@ -40,7 +40,7 @@ class MemorySource(IndexedNode):
     @property
     @abc.abstractmethod
     def length(self) -> int:
-        """The number of elements; ENDLESS or more for an infinite dataset."""
+        """The number of elements, which is 2**62 or more for an infinite dataset."""
 
     @property
     def cardinality(self) -> int:

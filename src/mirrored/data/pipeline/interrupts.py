@@ -77,7 +77,10 @@ class RestartingCursor:
         return checked(self._reading.get_state())
 
     def get_end(self, count: int) -> Any:
-        """Returns the position after the last element, or the exception that getting this position has raised."""
+        """Returns the read position at the end of the data.
+
+        Returns the exception if getting the position fails.
+        """
         try:
             return self.get_state(count)
         except Exception as error:  # such as: a pipe has no position, and can be read nevertheless
@@ -134,7 +137,10 @@ def _no_position_error(error: Exception) -> InputError:
 
 
 def position_of(end: Any) -> Any:
-    """Returns a result of `RestartingCursor.get_end` if it is a position; raises the result if it is an exception.
+    """Returns `end` if it is a read position, or raises `end` if it is an exception.
+
+    Args:
+        end: A result of `RestartingCursor.get_end`.
 
     Raises:
         Exception: The source has no positions.

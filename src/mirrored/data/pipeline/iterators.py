@@ -15,7 +15,7 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, Options, merged_options
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
-from mirrored.data.pipeline.nodes import KEYS, Node, Run, drawing, first_element, nodes, random_step_ids, seeded
+from mirrored.data.pipeline.nodes import KEYS, Node, Run, first_element, nodes, random_step_ids, random_steps, seeded
 from mirrored.data.pipeline.positions import (
     check_recorded,
     check_same,
@@ -76,7 +76,7 @@ class DatasetIterator(IteratedAsPython):
         self._node, self._hand_out = node, hand_out
         self._epochs = Epochs(seeded(node))
         self._iteration = self._epochs.begin()
-        self._functions = FunctionEpochs(step.function_passes for step in drawing(node))
+        self._functions = FunctionEpochs(step.function_passes for step in random_steps(node))
         self.draws = self._functions.begin()
         # Keyed by `id`: nodes compare by identity, and the pipeline keeps them alive.
         self._seeds = self._epochs.seeds
@@ -190,10 +190,10 @@ class DatasetIterator(IteratedAsPython):
             }
 
     def restore(self, state: dict[str, Any], again: bool = False) -> bool:
-        """Restores a saved position, or only the start of its pass if `again` is True or the operations have changed.
+        """Restores a saved read position, or else the start of the saved iteration.
 
         Returns:
-            Whether the position itself was restored.
+            Whether the position itself was restored. False if `again` is True, or if the operations have changed.
 
         Raises:
             ArgumentError: The order has changed, or other examples are dropped at the end of each epoch.
@@ -293,7 +293,7 @@ class DatasetIterator(IteratedAsPython):
         return recorded_of(self._node)
 
     def _check_epochs(self, state: dict[str, Any]) -> None:
-        """Raises ArgumentError if a position after the first epoch was saved with another epoch length."""
+        """Raises ArgumentError if a saved read position depends on an epoch length that has changed."""
         saved = state.get("epochs", self._lengths)  # positions of earlier versions have none
         if saved != self._lengths and not is_in_first_epoch(state, self._node):
             raise ArgumentError(

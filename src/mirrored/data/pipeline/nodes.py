@@ -48,8 +48,7 @@ class Run:
         draws: The numbers of the pipeline's random stream and of the pass, for user functions; (0, 0) to infer a spec.
         places: The positions in the pipeline of the steps whose functions may draw, by the `id` of the step.
         uses: For each later operation with several inputs, the index of the input with this operation, if not 0.
-        fills_caches: Whether caches keep the elements. False for a pass that infers a spec, which has other seeds and
-            random numbers than an iteration.
+        fills_caches: Whether caches keep the elements. False for a pass that infers a spec, with seeds of its own.
     """
 
     path: tuple[int, ...] = (0,)
@@ -64,7 +63,7 @@ class Run:
     fills_caches: bool = True
 
     def draws_of(self, step: Node) -> FunctionStreamId:
-        """Returns the id of the random stream from which an operation's user function draws in this pass."""
+        """Returns the id of the random stream for an operation's user function in this iteration."""
         number, count = self.draws
         return FunctionStreamId(number, (*self.places.get(id(step), (0,)), *self.uses), (count, *self.key))
 
@@ -87,16 +86,19 @@ class Run:
 
 
 def pinned(run: Run) -> Run:
-    """Returns a copy of a pass state with constant pass and epoch numbers, for the operations before a cache."""
+    """Returns a copy of `run` with constant iteration and epoch numbers.
+
+    The operations before a cache use it, because the cache keeps their elements for all iterations.
+    """
     return dataclasses.replace(run, path=(0,), epochs=(), uses=(), draws=(run.draws[0], _CACHED))
 
 
 class Rows(Protocol):
-    """Protocol of random-access sequences: the elements of a dataset in one pass."""
+    """Protocol of random access to the elements of one iteration over a dataset."""
 
     @property
     def length(self) -> int:
-        """The number of elements; ENDLESS or more for an infinite dataset."""
+        """The number of elements, which is 2**62 or more for an infinite dataset."""
         ...
 
     def item(self, index: int) -> Element:
@@ -134,7 +136,7 @@ class Node(abc.ABC):
 
     @functools.cached_property
     def function_passes(self) -> FunctionPasses:
-        """The pass counter of the operation's user function, if the function may draw random numbers."""
+        """The iteration counter from which the operation's user function derives random numbers."""
         return FunctionPasses()
 
     @property
@@ -149,20 +151,20 @@ class Node(abc.ABC):
 
     @property
     def settings(self) -> str:
-        """The text of the arguments (except `size`) on which the elements before a saved read position depend.
+        """The arguments, as text, that must be unchanged when a saved read position is restored.
 
-        Empty if there are none.
+        The elements before the position depend on them. They do not include `size`. Empty if there are none.
         """
         return ""
 
     @property
     def arguments(self) -> str:
-        """Like `settings`, for arguments that earlier library versions did not store in saved positions."""
-        return ""
+        """Further arguments, as text, that must be unchanged when a saved read position is restored."""
+        return ""  # unlike `settings`, they are not in the positions of earlier versions
 
     @property
     def order(self) -> str:
-        """The arguments that affect only the order, not the set, of the elements still to be read, as text."""
+        """The arguments, as text, that change only the order of the elements still to be read."""
         return ""
 
     @property
@@ -268,7 +270,7 @@ class IndexedNode(Node):
 
 
 def rows_of(node: Node, run: Run) -> Rows:
-    """Opens a random-access operation (`is_indexed`) as a sequence of the elements of one pass."""
+    """Returns random access to the elements of one iteration over an indexed dataset."""
     assert isinstance(node, IndexedNode)
     return node.open(run)
 
@@ -298,7 +300,7 @@ class Members(tuple[Node, ...]):
 
     @functools.cached_property
     def _reuse_numbers(self) -> list[int]:
-        """For each input: 0, or a distinct number if it shares a random operation with an earlier input."""
+        """One number per input, which differs between inputs that share a random operation."""
         seen: set[int] = set()
         found, number = [], 0
         for member in self:
@@ -326,12 +328,12 @@ _FURTHER_USES: Final = 2**40  # no `repeat` gets that far
 
 
 def _run_of_input(run: Run, place: int) -> Run:
-    """Returns the `Run` for input number `place`, with which random functions draw different numbers per input."""
+    """Returns a `Run` in which the input at index `place` draws its own random numbers."""
     return dataclasses.replace(run, uses=(*run.uses, place)) if place else run
 
 
-def drawing(node: Node) -> list[Node]:
-    """Returns the operations whose functions may draw random numbers, each once, beginning at the source."""
+def random_steps(node: Node) -> list[Node]:
+    """Returns the operations that may draw random numbers in a user function, from the source on."""
     return list({id(step): step for step in nodes(node) if step.draws}.values())[::-1]
 
 
@@ -344,16 +346,15 @@ def random_step_ids(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[
         node: The pipeline.
         outer: The tuple of the operation whose function has made the pipeline, with which all tuples begin.
     """
-    return {id(step): (*outer, place) for place, step in enumerate(drawing(node))}
+    return {id(step): (*outer, place) for place, step in enumerate(random_steps(node))}
 
 
 def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
-    """Returns the pass state, with reproducible seeds, for a dataset that a user function returns, as in `flat_map`.
+    """Returns the `Run` for iterating over a dataset that a user function returns, as in `flat_map`.
 
     A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
     that depend only on those of the outer step: the function is called again when a position is restored. A dataset
-    that the function makes gets other seeds in every call; one that existed before the outer step, to which the
-    function refers, has the same seeds in all of them.
+    that the function makes gets other seeds in every call. One older than the outer step keeps its seeds in all calls.
 
     Args:
         node: The inner dataset.

@@ -190,7 +190,7 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
     saved = str(state.get("pipeline")).split(" < ")
     grouping = state.get("grouping", _grouping_of(node))  # positions of earlier versions have none
     dropped_then = any(_DROPS in one for one in grouping)
-    begun = _ids_maybe_past_first_part(node, state["position"]) if state["count"] else set[int]()
+    begun = _ids_past_first_input(node, state["position"]) if state["count"] else set[int]()
     for repeat in steps:
         for step in _steps_that_may_have_ended(repeat, begun):
             if _DROPS not in step.grouping and not (dropped_then and isinstance(step, Batched)):
@@ -209,7 +209,7 @@ def _steps_that_may_have_ended(node: Node, begun: set[int]) -> list[Node]:
     """Returns the operations before a `repeat` or `concatenate` that may have reached the end of their data.
 
     `begun` has the ids of operations, including each `concatenate` whose first input may be finished
-    (`_ids_maybe_past_first_part`).
+    (`_ids_past_first_input`).
     """
     if isinstance(node, Repeated) and node.count != 1:
         return list(nodes(node.parent))
@@ -218,10 +218,10 @@ def _steps_that_may_have_ended(node: Node, begun: set[int]) -> list[Node]:
     return []
 
 
-def _ids_maybe_past_first_part(node: Node, position: Any) -> set[int]:
-    """Returns the ids of operations, including every `concatenate` whose first input may be finished.
+def _ids_past_first_input(node: Node, position: Any) -> set[int]:
+    """Returns the ids of all `concatenate` operations whose first input may be finished.
 
-    Only the ids of `concatenate` operations have a meaning.
+    The result also contains ids of other operations, which have no meaning.
     """
     if position is None:  # nothing has been read here
         return set()
@@ -229,20 +229,20 @@ def _ids_maybe_past_first_part(node: Node, position: Any) -> set[int]:
     if isinstance(node, Concatenated) and part is not None:
         members = node.members[:part]
         found = {id(step) for member in members for step in nodes(member)} | ({id(node)} if part else set())
-        inner = _ids_maybe_past_first_part(node.members[part], position["inner"]) if part < len(node.members) else set()
+        inner = _ids_past_first_input(node.members[part], position["inner"]) if part < len(node.members) else set()
         return found | inner
     if isinstance(node, Repeated) and part == 0:
-        return _ids_maybe_past_first_part(node.parent, position["inner"])
+        return _ids_past_first_input(node.parent, position["inner"])
     if isinstance(position, dict) and not isinstance(node, Concatenated | Repeated):
         if len(node.parents) == 1:
             below = position.get("parent", position) if part is None else position
-            return _ids_maybe_past_first_part(node.parents[0], below)
+            return _ids_past_first_input(node.parents[0], below)
         places = position.get("parents", ())
         if len(places) == len(node.parents):
             return {
                 one
                 for parent, place in zip(node.parents, places, strict=True)
-                for one in _ids_maybe_past_first_part(parent, place)
+                for one in _ids_past_first_input(parent, place)
             }
     return {id(step) for step in nodes(node)}  # not known
 
@@ -255,9 +255,10 @@ def _last(node: Node) -> Node:
 
 
 def _keeps_all_examples(count: int, size: int, repeat: Node, step: Node) -> bool:
-    """Returns whether neither batch size, `size` or `step.size`, leaves an incomplete last batch.
+    """Returns whether neither the old nor the new batch size drops examples before a read position.
 
-    With ``drop_remainder=True`` the examples of such a batch would be dropped. False if this is not known.
+    `size` is the old batch size, and `step.size` the new one. ``drop_remainder=True`` drops the examples of an
+    incomplete last batch. False if the answer is not known.
     """
     while isinstance(repeat, Repeated | Mapping | Prefetched):
         repeat = repeat.parent
