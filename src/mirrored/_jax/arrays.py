@@ -62,7 +62,10 @@ def is_aligned(array: np.ndarray) -> bool:
 
 
 def is_owned(array: np.ndarray) -> bool:
-    """Returns whether `mirrored` allocated an array's memory and no user code can write to that memory."""
+    """Returns whether only this library has write access to a NumPy array's memory.
+
+    This is so if `mirrored` has allocated the memory and given user code no writable view of it.
+    """
     buffer = _buffer_of(array)
     return buffer is not None and not buffer.exposed
 

@@ -185,7 +185,10 @@ class Box(jax.Array):
 
 
 def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
-    """Implements `_contents` of stand-in tracers; makes `jax.closure_convert` hoist float and complex stand-ins."""
+    """Returns a list with a dummy `JVPTracer` that makes `jax.closure_convert` hoist a stand-in tracer.
+
+    It implements the method `_contents` of stand-in tracers. The list is empty for dtypes other than float and complex.
+    """
     # `closure_convert` hoists a captured constant only if the constant is, or contains (by its method `_contents`), a
     # `JVPTracer` with a nonzero tangent.
     if not _dtypes.issubdtype(tracer.aval.dtype, np.inexact):
@@ -200,7 +203,10 @@ def contents_of_stand_in(tracer: jax.Array) -> list[tuple[str, Any]]:
 
 
 class _StandIn(jax.core.Tracer):  # type: ignore[misc,type-arg]
-    """Base of stand-ins: tracers that JAX hoists as constants out of a function that closes over them."""
+    """Base class of tracers that represent a tape-tracked array or a variable in a traced function.
+
+    JAX hoists such a tracer as a constant out of a function that closes over it.
+    """
 
     __slots__ = ()
 
@@ -292,9 +298,10 @@ def _value_for_jax(box: Box) -> Any:
 
 
 def _shard_payloads(boxes: Sequence[Box], *args: Any, **kwargs: Any) -> Any:
-    """Unwraps tape-tracked arrays (boxes) for a compiled program; warns if the current tape cannot record the call.
+    """Shards the payloads (concrete values) of tape-tracked arrays for a compiled program.
 
-    Under that tape, only a program compiled ahead of time, which binds no primitive, gets boxes.
+    Warns if the current tape tracks the arrays, because it cannot record the call. Under that tape, only a program
+    compiled ahead of time, which binds no primitive, gets boxes.
     """
     if any(box.owner.recorder is not None and box.owner is _trace_now.trace for box in boxes):
         warnings.warn(

@@ -48,7 +48,7 @@ from mirrored._jax.private import util as _util
 # no jaxpr, may read a plain variable that is not trainable: `variables.access.check_readable`.)
 #
 # The second user context distinguishes replicas. In a compiled run, each local replica has its own token
-# (`traced_run`), because the trace of a helper contains the tracers that the helper closes over: an array that the
+# (`replica_tokens`), because the trace of a helper contains the tracers that the helper closes over: an array that the
 # replica function has just stored in a module's attribute belongs to one replica, and the next replica stores another
 # one. The tokens of two runs differ, even if one compiled function calls both.
 #
@@ -100,10 +100,10 @@ put_replica: Callable[[Hashable], None] = replica_holder.set_local
 
 
 def restore_tokens(token: Hashable, replica_token: Hashable) -> None:
-    """Sets this thread's tracing-cache tokens to saved values; ignores a saved `token` of a compiled function's trace.
+    """Sets this thread's keys for JAX's tracing caches to saved values.
 
-    The trace may have taken a newer token meanwhile (`renew`). Under the older one, JAX would find helpers that have
-    captured the old values of variables.
+    A saved `token` of a compiled function's trace is ignored: the trace may have taken a newer token meanwhile
+    (`renew`). Under the older one, JAX would find helpers that have captured the old values of variables.
     """
     if not isinstance(token, tuple):
         put(token)
@@ -141,7 +141,7 @@ class using:
 
 
 class _TapeToken:
-    """Reserves a tracing-cache token (a string) for one thread's tapes; deletion frees the token for other threads."""
+    """A string that gives one thread's gradient tapes their own entries in JAX's tracing caches."""
 
     _pool: ClassVar[list[str]] = []
 
@@ -175,13 +175,13 @@ def _own_tape_token() -> _TapeToken:
 
 
 def carry_tape_token() -> Callable[[], None]:
-    """Returns a function that, called in another thread, makes tapes there use this thread's tracing-cache token."""
+    """Returns a function that copies this thread's tracing-cache key to the thread that calls the function."""
     token = _own_tape_token()
     return lambda: setattr(_tape_thread, "token", token)
 
 
-class _Sharing:
-    """The tracing-cache tokens of one trace of a compiled function, and the objects that other modules cache for it.
+class _TraceCache:
+    """Tracing-cache keys and cached objects that belong to one trace of a compiled function.
 
     Attributes:
         is_separate: Whether every change of tape or replica takes a new token, so that helpers are traced again.
@@ -204,22 +204,22 @@ class _Sharing:
 
 
 # Replica threads inherit the value, because `LockStep` starts them in a copy of the context.
-_sharing: ContextVar[_Sharing | None] = ContextVar("mirrored.sharing", default=None)
+_trace_cache: ContextVar[_TraceCache | None] = ContextVar("mirrored.sharing", default=None)
 
 
 @contextmanager
 def fresh() -> Iterator[None]:
     """Isolates JAX's tracing caches in a ``with`` block: the block reuses no older trace and leaves none behind."""
-    sharing, outer = _Sharing(), _sharing.get()
+    cache, outer = _TraceCache(), _trace_cache.get()
     try:
-        _sharing.set(sharing)
-        with using(sharing.new_token()):
+        _trace_cache.set(cache)
+        with using(cache.new_token()):
             yield
     finally:
-        _sharing.set(outer)
+        _trace_cache.set(outer)
         # Otherwise JAX's caches would keep the helpers' jaxprs under tokens that are never looked up again: 0.75 MB per
         # model.
-        forget_tokens(sharing.tokens)
+        forget_tokens(cache.tokens)
 
 
 def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
@@ -232,11 +232,11 @@ def for_this_trace(key: object, make: Callable[[], T]) -> T | None:
         key: Identifies the object within the block.
         make: Creates it. A replica's thread shares the object of the thread that started the run.
     """
-    sharing = _sharing.get()
-    if sharing is None:
+    cache = _trace_cache.get()
+    if cache is None:
         return None
-    found: T | None = sharing.objects.get(key)
-    return sharing.objects.setdefault(key, make()) if found is None else found
+    found: T | None = cache.objects.get(key)
+    return cache.objects.setdefault(key, make()) if found is None else found
 
 
 def renew() -> None:
@@ -245,8 +245,8 @@ def renew() -> None:
     Call it when a value that helpers may have captured changes within the block.
     """
     if isinstance(current(), tuple):
-        sharing = _sharing.get()
-        put((_TRACE, next(_serial)) if sharing is None else sharing.new_token())
+        cache = _trace_cache.get()
+        put((_TRACE, next(_serial)) if cache is None else cache.new_token())
 
 
 def note_read() -> None:
@@ -257,16 +257,16 @@ def note_read() -> None:
     new token when a tape opens, closes, is reset or watches a variable, and when a replica starts or continues. A
     return to an earlier tape or replica takes a new token, too, and not the earlier one.
     """
-    sharing = _sharing.get()
-    if sharing is not None and not sharing.is_separate:
-        sharing.is_separate = True
+    cache = _trace_cache.get()
+    if cache is not None and not cache.is_separate:
+        cache.is_separate = True
         renew()
 
 
 def renew_if_read() -> None:
     """Makes JAX retrace jitted functions if any function in the current trace has read a variable (see `note_read`)."""
-    sharing = _sharing.get()
-    if sharing is not None and sharing.is_separate:
+    cache = _trace_cache.get()
+    if cache is not None and cache.is_separate:
         renew()
 
 
@@ -278,12 +278,12 @@ def enter_tape() -> None:
     A helper may have closed over a value that an earlier tape of the trace has recorded, through a mutable object (a
     module's attribute). The new tape would find no gradient through it.
     """
-    sharing = _sharing.get()
-    if sharing is not None:
+    cache = _trace_cache.get()
+    if cache is not None:
         replica: Hashable = replica_holder.value
-        if sharing.is_separate or replica in sharing.taped:
+        if cache.is_separate or replica in cache.taped:
             renew()
-        sharing.taped.add(replica)
+        cache.taped.add(replica)
 
 
 def leave_tape(outer: Hashable) -> None:
@@ -313,8 +313,8 @@ class OwnTraces:
     local: int
 
 
-def traced_run(replicas: int) -> list[OwnTraces]:
-    """Returns one tracing-cache token per local replica, for one `Strategy.run` that is being traced."""
+def replica_tokens(replicas: int) -> list[OwnTraces]:
+    """Returns a unique tracing-cache key for each local replica of one `Strategy.run`."""
     run = next(_serial)
     return [OwnTraces(run, local) for local in range(replicas)]
 

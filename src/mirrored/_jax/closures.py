@@ -44,7 +44,7 @@ _custom_calls: weakref.WeakKeyDictionary[Any, CustomCalls] = weakref.WeakKeyDict
 
 
 def custom_calls(params: Mapping[str, Any]) -> CustomCalls:
-    """Returns, as `CustomCalls`, whether a primitive's inner jaxprs call functions with custom derivatives."""
+    """Returns a `CustomCalls` value that tells whether a primitive's inner jaxprs call custom-derivative functions."""
     return max((_custom_calls_in(jaxpr) for jaxpr in _jaxprs_in(params)), default=CustomCalls.NONE)
 
 
@@ -102,7 +102,9 @@ def _opened(jaxpr: Jaxpr | ClosedJaxpr) -> Any:
 
 
 def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequence[int] = ()) -> tuple[list[int], int]:
-    """Returns bit masks: the inputs that each output depends on, and those that custom-derivative functions close over.
+    """Returns which program inputs each output of a jaxpr depends on, as bit masks.
+
+    The second result is the mask of the program inputs that functions with custom derivatives close over.
 
     Args:
         jaxpr: An open or closed jaxpr.
@@ -118,15 +120,18 @@ def _flow(jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], of_constants: Sequen
         return 0 if isinstance(atom, Literal) else known.get(atom, 0)
 
     for equation in jaxpr.eqns:
-        results, lost_here = _through(equation, [mask_of(atom) for atom in equation.invars])
+        results, lost_here = _flow_of_equation(equation, [mask_of(atom) for atom in equation.invars])
         lost |= lost_here
         for variable, mask in zip(equation.outvars, results, strict=True):
             known[variable] = mask if is_inexact(variable.aval) else 0
     return [mask_of(atom) for atom in jaxpr.outvars], lost
 
 
-def _through(equation: JaxprEqn, masks: Sequence[int]) -> tuple[list[int], int]:
-    """Returns bit masks: the inputs that each result of an equation depends on, and those captured by its functions."""
+def _flow_of_equation(equation: JaxprEqn, masks: Sequence[int]) -> tuple[list[int], int]:
+    """Returns which program inputs each result of an equation depends on, as bit masks.
+
+    The second result is the mask of the program inputs that its functions with custom derivatives close over.
+    """
     everything = functools.reduce(operator.or_, masks, 0)
     results = [0 if equation.primitive is stop_gradient_p else everything] * len(equation.outvars)
     lost = 0
@@ -134,21 +139,21 @@ def _through(equation: JaxprEqn, masks: Sequence[int]) -> tuple[list[int], int]:
         lost = functools.reduce(operator.or_, masks[: equation.params["num_consts"]], 0)
     for jaxpr in _jaxprs_in(equation.params):
         if _custom_calls_in(jaxpr) is CustomCalls.CLOSING_OVER:
-            lost |= _lost_inside(equation, jaxpr, masks, everything)
+            lost |= _captured_inside(equation, jaxpr, masks, everything)
     return results, lost
 
 
-def _lost_inside(equation: JaxprEqn, jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], everything: int) -> int:
+def _captured_inside(equation: JaxprEqn, jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int], everything: int) -> int:
     operands = masks[1:] if equation.primitive is primitives.cond_p else masks
     if equation.primitive not in _SAME_OPERANDS or len(_opened(jaxpr).invars) != len(operands):
         return _flow(jaxpr, [everything] * len(_opened(jaxpr).invars))[1]
     if equation.primitive is primitives.scan_p:
-        return _lost_in_scan(equation.params, jaxpr, operands)
+        return _captured_in_scan(equation.params, jaxpr, operands)
     return _flow(jaxpr, operands)[1]
 
 
-def _lost_in_scan(params: Mapping[str, Any], jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int]) -> int:
-    """Returns the bit mask of the inputs that custom-derivative functions in a `scan` close over, in any iteration.
+def _captured_in_scan(params: Mapping[str, Any], jaxpr: Jaxpr | ClosedJaxpr, masks: Sequence[int]) -> int:
+    """Returns the bit mask of the program inputs that custom-derivative functions inside a `scan` capture.
 
     Repeats the dataflow analysis of the loop body until the bit masks of the carries no longer change.
     """
@@ -196,7 +201,7 @@ def opaque_arrays(params: Mapping[str, Any]) -> list[Any]:
 
 
 def depends_on_opaque(primitive: Primitive, params: Mapping[str, Any], arrays: Sequence[Any], count: int) -> list[bool]:
-    """Returns, for each of a primitive's `count` results, whether it depends on a function that closes over `arrays`.
+    """Flags each result of a primitive that may depend on a custom-derivative function capturing any of `arrays`.
 
     Args:
         primitive: The primitive. The results of `jit` and `checkpoint` are distinct objects; others need not be.

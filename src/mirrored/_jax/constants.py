@@ -19,7 +19,9 @@ _PLAIN_KINDS = "biufc"
 
 
 def with_constants(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a JAX function, but skips its execution if the trace shows that each result is filled with one constant.
+    """Computes a JAX function's result by tracing alone if possible, otherwise by calling the function.
+
+    Tracing is enough if each leaf of the result is filled with one constant number.
 
     Args:
         function: A function of JAX without side effects.

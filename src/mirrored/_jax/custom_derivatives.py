@@ -54,7 +54,10 @@ def _is_of_jax(function: Any) -> bool:
 
 
 def _is_defined_in_jax(function: Any) -> bool:
-    """Returns whether JAX's source defines a function and everything that the function wraps, binds or closes over."""
+    """Returns whether a function consists only of code from the JAX library.
+
+    This includes everything that the function wraps, binds or closes over.
+    """
     if function is None:
         return True  # `defjvps` got no rule for one of the arguments
     if isinstance(function, tuple):
@@ -77,7 +80,10 @@ def _is_defined_in_jax(function: Any) -> bool:
 
 
 def fill_stores(function: Any, by: Any) -> None:
-    """Fills the empty side results (stores) of a JAX `WrappedFun` from an equal `WrappedFun` that has run."""
+    """Copies the side results (stores) of an executed JAX `WrappedFun` into an equal `WrappedFun`.
+
+    Only empty stores are filled.
+    """
     for store, earlier in zip(function.stores, by.stores, strict=True):
         if store is not None and not store:
             store.store(earlier.val)
@@ -116,9 +122,10 @@ def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[
 
 
 def bind_primitive(primitive: _extend.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Applies a primitive under the current trace; keeps the tangents of values that a `custom_jvp` function captures.
+    """Applies a JAX primitive to arguments under the current trace.
 
-    The function still closes over these values: if they became ordinary arguments, JAX would drop their tangents.
+    A `custom_jvp` function still closes over the values that it captures: if they became ordinary arguments, JAX would
+    drop their tangents.
     """
     if primitive is primitives.custom_jvp_call_p and params["num_consts"]:
         return _with_closed_over(params, args)

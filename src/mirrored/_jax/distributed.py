@@ -126,10 +126,10 @@ _resets: list[Callable[[], object]] = []
 
 
 def before_first_job(note: Callable[[], object]) -> Callable[[], object]:
-    """Registers a function that records a module's state before this process joins its first membership epoch.
+    """Registers a function that runs before this process joins its first elastic training job.
 
-    It can be used as a decorator. A function registered with `on_leave` restores that state, so that a process that
-    continues calls the training function in the same state as a new process.
+    It can be used as a decorator. The function records a module's state. A function registered with `on_leave` restores
+    that state, so that a process that continues calls the training function in the same state as a new process.
     """
     _notes.append(note)
     return note

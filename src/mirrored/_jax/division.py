@@ -58,5 +58,5 @@ def _behind_barrier(value: Any) -> Any:
 
 
 def connect_division() -> None:
-    """Registers a lowering rule of division that makes XLA's rewrites independent of other uses of the divisor."""
+    """Registers a division lowering rule whose rounding does not depend on other uses of the divisor."""
     _public_mlir.register_lowering(lax.div_p, _divide)

@@ -36,7 +36,7 @@ class _ConnectedRef(_array_methods._IndexUpdateRef):
 
 
 class _ConnectedAt(_array_methods._IndexUpdateHelper):
-    """The value of `array.at`, for an array that a tape tracks: `array.at[index]` is a `_ConnectedRef`."""
+    """Type of `array.at` for tape-tracked arrays, which lets gradients flow through empty slices."""
 
     __slots__ = ()
 

@@ -45,7 +45,9 @@ _sum.multiple_results = _gather.multiple_results = True
 def replica_sum(
     arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[Any, ...] = ()
 ) -> list[Any]:
-    """Traces a placeholder for one virtual replica's all-reduce; the placeholders of all replicas are fused later.
+    """Returns placeholders for the sums of a virtual replica's arrays over all replicas.
+
+    The placeholders of all replicas are fused into collectives later.
 
     Args:
         arrays: The replica's arrays.

@@ -69,7 +69,10 @@ def _selected(product: Any) -> Any:
 
 
 def _complex_product(product: Any) -> Any:
-    """Rewrites a complex product as real products that LLVM does not contract into FMAs; keeps other values."""
+    """Rewrites a complex product as real operations that LLVM does not contract into FMAs.
+
+    Any other value is returned unchanged.
+    """
     operation = product.owner
     if getattr(operation, "name", None) != _MULTIPLY:  # a power, a quotient, or a product with a sharding
         return product

@@ -280,7 +280,10 @@ class CollectiveSockets:
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[None]:
-        """Records the port at which Gloo listens, if the ``with`` block creates the backend."""
+        """Records the TCP port that Gloo opens during a ``with`` block.
+
+        Gloo opens it when JAX's CPU backend is created. The record is None if not exactly one port was opened.
+        """
         before = {port for _, port in _listening()}
         yield
         new = [port for _, port in _listening() if port not in before]

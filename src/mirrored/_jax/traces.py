@@ -81,9 +81,10 @@ def trace_settings() -> Any:
 
 
 def program_settings() -> Any:
-    """Returns `trace_settings()` without the cache tokens that separate tapes and replicas (`_jax.caches`).
+    """Returns all JAX settings on which a compiled function's program depends, as one hashable value.
 
-    A program of `mirrored.function` does not depend on the tokens around the call: it is traced under its own.
+    Unlike `trace_settings()`, the value omits the cache tokens that separate tapes and replicas (`_jax.caches`). A
+    program of `mirrored.function` does not depend on the tokens around the call: it is traced under its own.
     """
     if caches.holder.value is None and caches.replica_holder.value is None:
         return trace_settings()
@@ -114,10 +115,11 @@ put_trace: Callable[[Any], None] = _core.trace_ctx.set_trace
 
 
 class WithinTrace:
-    """Context manager that makes a JAX trace the current one, and can remove this thread's token of `_jax.caches`.
+    """Context manager that makes a given JAX trace the current trace.
 
-    An exception between any two instructions of it, such as Ctrl-C, leaves neither replaced. A generator would not do:
-    what interrupts the entry after its ``yield`` does not end it.
+    With `removes_token`, this thread's token of `_jax.caches` is None during the block. An exception between any two
+    instructions of it, such as Ctrl-C, leaves neither replaced. A generator would not do: what interrupts the entry
+    after its ``yield`` does not end it.
     """
 
     __slots__ = ("_previous", "_removes_token", "_token", "_trace")
@@ -167,26 +169,29 @@ def thread_state() -> TraceState:
 
 
 def restore_thread_state(saved: TraceState) -> None:
-    """Sets this thread's JAX state to a saved state; ignores a saved cache token of a compiled function's trace."""
+    """Restores this thread's JAX state from a `TraceState`.
+
+    A cache token of a compiled function's trace is not restored (`caches.restore_tokens`).
+    """
     _core.trace_ctx.set_trace(saved.trace)
     _core.trace_ctx.set_axis_env(saved.axis_env)
     caches.restore_tokens(saved.token, saved.replica_token)
 
 
 class _SharedIdentity(Trace):  # type: ignore[misc]
-    """The trace that stands for all traces passed to `share_identity` in the keys of `jax.jit`'s C++ fast path."""
+    """Dummy trace that replaces other traces in the cache keys of `jax.jit`'s C++ fast path."""
 
 
 _shared_identity = _SharedIdentity()  # type: ignore[no-untyped-call]
 
 
 def share_identity(trace: Trace) -> None:
-    """Makes `jax.jit`'s C++ fast path treat all traces passed to this function as one trace in its cache keys.
+    """Makes all traces passed to this function share the entries of `jax.jit`'s C++ cache.
 
-    These keys contain a weak reference to the current trace (`Trace._weakref`), so each trace would leave an entry for
-    every function called under it, up to 8,192 of them. Sharing is safe: under a trace that is not eager, JAX puts no
-    executable into the entry, which says only that the call goes on in Python. The keys of the tracing caches contain
-    no trace; there, tokens separate the tapes (`_jax.caches`).
+    The keys of that cache contain a weak reference to the current trace (`Trace._weakref`), so each trace would leave
+    an entry for every function called under it, up to 8,192 of them. Sharing is safe: under a trace that is not eager,
+    JAX puts no executable into the entry, which says only that the call goes on in Python. The keys of the tracing
+    caches contain no trace; there, tokens separate the tapes (`_jax.caches`).
     """
     trace._weakref = _shared_identity._weakref
 
@@ -202,7 +207,10 @@ def is_staging(trace: object) -> bool:
 
 
 def is_eval_below(trace: Trace | None) -> bool:
-    """Returns whether primitives bound under `trace` execute eagerly: no trace from `trace` outwards builds a jaxpr."""
+    """Returns whether primitives bound under `trace` execute immediately instead of being staged into a jaxpr.
+
+    They do unless a trace from `trace` outwards builds a jaxpr or has an unknown parent.
+    """
     while not is_eval(trace):
         if is_staging(trace):
             return False
@@ -211,7 +219,9 @@ def is_eval_below(trace: Trace | None) -> bool:
 
 
 def is_outermost_staging(trace: Trace | None) -> bool:
-    """Returns whether the outermost non-eager trace in the chain from `trace` outwards builds a jaxpr.
+    """Returns whether the outermost transform around `trace` builds a jaxpr, as `jit` does.
+
+    `trace` itself may be the outermost one, and tapes count as transforms.
 
     If an eager tape is nevertheless open, JAX has set the current trace aside while it created `trace`, as it does for
     the bodies of `shard_map` and `custom_vjp`. The result is also True for a plain `jit` without any tape around it.

@@ -95,7 +95,7 @@ def run_inside(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     """Executes a one-replica `run` inside a trace or another `run`; after an exception, undoes variable assignments."""
     # The token of an own run, as in `run_compiled`: a helper may close over an array that this run has stored in a
     # module's attribute, and a later run must not reuse that trace.
-    with caches.for_replica(*caches.traced_run(1)):
+    with caches.for_replica(*caches.replica_tokens(1)):
         return with_rollback(lambda: fn(*args, **kwargs))
 
 

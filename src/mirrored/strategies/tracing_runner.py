@@ -124,7 +124,7 @@ class TracingRunner(ReplicaRunner):
             return call
 
         self._called = (fn, args, kwargs)
-        tokens, self._tokens = self._tokens, caches.traced_run(self.num_local)
+        tokens, self._tokens = self._tokens, caches.replica_tokens(self.num_local)
         try:
             return self._trace_each([body(local) for local in range(self.num_local)])
         finally:
