@@ -165,9 +165,9 @@ class DataflowRules:
         return tuple(union((index, *output)) for output in outputs)
 
     def _sources_in(self, jaxpr: Jaxpr | ClosedJaxpr) -> EquationDataflow:
-        """Returns, as an `EquationDataflow`, whether a jaxpr contains value sources, and whether any is not repeatable.
+        """Returns the combined `EquationDataflow` of a jaxpr's device-dependent operations, such as `axis_index`.
 
-        A `ValueSource`, such as `axis_index`, sets `ALWAYS` in `varies`; one that is not repeatable also in `depends`.
+        Such an operation (`ValueSource`) sets `ALWAYS` in `varies`; one that is not repeatable also in `depends`.
         """
         found = self._sources.get(id(jaxpr))
         if found is None:
@@ -221,7 +221,7 @@ def union(flows: Iterable[EquationDataflow]) -> EquationDataflow:
 
 
 def compose(flows: Sequence[EquationDataflow], operands: Sequence[EquationDataflow]) -> tuple[EquationDataflow, ...]:
-    """Composes the dependencies of outputs on operands (`flows`) with those of operands on inputs (`operands`)."""
+    """Returns how outputs depend on inputs, given how outputs depend on operands and operands on inputs."""
     varies, depends = [flow.varies for flow in operands], [flow.depends for flow in operands]
     return tuple(EquationDataflow(_through(flow.varies, varies), _through(flow.depends, depends)) for flow in flows)
 
@@ -251,7 +251,10 @@ def close(body: Sequence[EquationDataflow], inputs: int, consts: int, carries: i
 
 
 def identity(count: int, first: int = 0) -> list[EquationDataflow]:
-    """Returns the dependencies of `count` outputs, where output ``i`` is a copy of operand ``first + i``."""
+    """Returns the dependencies of `count` outputs that are copies of consecutive operands.
+
+    Output ``i`` is a copy of operand ``first + i``.
+    """
     return [EquationDataflow(2 << i, 2 << i) for i in range(first, first + count)]
 
 

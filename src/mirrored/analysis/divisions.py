@@ -6,11 +6,12 @@ from collections.abc import Callable, Set
 
 
 class Divisions:
-    """A jaxpr's divisions by the number of replicas, each represented by one bit of a mask.
+    """Registry of a jaxpr's arithmetic divisions by the number of replicas.
 
-    A model may divide by the same number, as average pooling over 2x2 elements does on 4 replicas. The derivative of
-    such a division divides by it once more, in the same shape. So a value that depends on a division, and is divided
-    again in that shape, was divided by the derivative, and not by the program to average gradients over replicas.
+    One bit of a mask stands for each division. A model may divide by the same number, as average pooling over 2x2
+    elements does on 4 replicas. The derivative of such a division divides by it once more, in the same shape. So a
+    value that depends on a division, and is divided again in that shape, was divided by the derivative, and not by the
+    program to average gradients over replicas.
 
     Args:
         may_be_batch: Tells whether the first dimension of a shape may be the batch.
@@ -24,7 +25,7 @@ class Divisions:
         self._derivatives: dict[tuple[int, ...], int] = {}
 
     def add(self, shape: tuple[int, ...], before: int, depends: bool) -> int:
-        """Registers a division by the number of replicas, and returns the division's bit in masks.
+        """Registers a division by the number of replicas, and returns the bit that identifies the division.
 
         Args:
             shape: The shape of the quotient.
@@ -41,15 +42,15 @@ class Divisions:
         return bit
 
     def is_derivative(self, bit: int) -> bool:
-        """Returns whether a division belongs to the backward pass of another division.
+        """Returns whether a division results from differentiating another division.
 
         For example, with R replicas, the derivative of ``x / R`` divides the cotangent by R. A program that averages a
         gradient over replicas divides by R, too, but is not in the backward pass of a division.
         """
         return any(bit & mask for mask in self._derivatives.values())
 
-    def average(self, mask: int, gradients: Set[tuple[int, ...]]) -> bool:
-        """Returns whether a division in the bit mask `mask` may average gradients over replicas.
+    def may_average(self, mask: int, gradients: Set[tuple[int, ...]]) -> bool:
+        """Returns whether any of the given divisions may average gradients over replicas.
 
         Args:
             mask: The divisions on which a gradient depends, one bit each.

@@ -12,8 +12,8 @@ from mirrored.analysis.replication_check import ReplicationCheck
 from mirrored.errors import LossScaleWarning
 
 
-class Summed(NamedTuple):
-    """The gradients that a method, such as `apply_gradients`, sums over replicas.
+class SummedGradients(NamedTuple):
+    """Gradients that a method such as `apply_gradients` sums over replicas, with the method's name.
 
     Attributes:
         called: The method.
@@ -26,8 +26,13 @@ class Summed(NamedTuple):
     are_divided: bool = False
 
 
-def check_loss_scale(summed: Summed, scale: LossScaling, analysis: ReplicationCheck, num_replicas: int) -> None:
-    """Warns if gradients that a method sums over replicas come from a per-replica mean or are already summed.
+def check_loss_scale(
+    summed: SummedGradients, scale: LossScaling, analysis: ReplicationCheck, num_replicas: int
+) -> None:
+    """Warns if a sum of gradients over replicas has the wrong scale.
+
+    The scale is wrong if the gradients come from a mean over the per-replica batch, or are already summed over
+    replicas. A method that also divides the sums must not get gradients of a mean over the global batch.
 
     Args:
         summed: The gradients, as variables of the traced replica function.

@@ -53,7 +53,7 @@ _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A mean over the per-replica batch, found in a traced replica function: the batch size and the source line.
+    """A mean that a traced replica function computes over the examples of a batch.
 
     Attributes:
         size: The batch size by which the mean divides.
@@ -111,7 +111,9 @@ _UNKNOWN: Final = _Value()
 
 
 class LossScaling:
-    """Detects means over the per-replica batch (n examples) by the factor 1/n in the gradients of a replica function.
+    """Detects whether the gradients of a replica function come from a loss averaged over the batch.
+
+    A mean over n examples is detected by the factor 1/n in the gradients.
 
     Args:
         jaxpr: The jaxpr of the body.
@@ -142,33 +144,34 @@ class LossScaling:
             self._run(jaxpr, self._known, ())
 
     def means_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """Returns the means over the per-replica batch whose derivatives the given gradients contain.
+        """Returns the means over the per-replica batch that contribute to the given gradients.
 
         Returns none if one of the gradients was divided by the number of replicas afterwards.
         """
         values, shapes = self._values_of(gradients)
-        if any(self._divisions.average(value.rescaled, shapes) for value in values):
+        if any(self._divisions.may_average(value.rescaled, shapes) for value in values):
             return []
         return sorted({mean for value in values for mean in value.means}, key=str)
 
     def global_means_in(self, gradients: Sequence[Any]) -> list[Mean]:
-        """Returns the means over the global batch whose derivatives the given gradients contain."""
+        """Returns the means over the global batch that contribute to the given gradients."""
         return sorted({part for value in self._values_of(gradients)[0] for part in value.parts}, key=str)
 
     def are_totals(self, gradients: Sequence[Any]) -> bool:
-        """Returns whether gradients, which are equal on all replicas, already have the scale of the global batch.
+        """Returns whether gradients already have their final scale and must not be summed over replicas.
 
-        Their sum over replicas is then too large. It is right if they are a mean over replicas of gradients that are
-        to be summed: they were divided by the number of replicas, and their loss is not a mean over the per-replica
-        batch. Gradients that do not depend on the batch are equal on all replicas anyway: the result is False.
+        The gradients are equal on all replicas. If they have the scale of the global batch, their sum over replicas is
+        too large. It is right if they are a mean over replicas of gradients that are to be summed: they were divided by
+        the number of replicas, and their loss is not a mean over the per-replica batch. Gradients that do not depend on
+        the batch are equal on all replicas anyway: the result is False.
         """
         values, shapes = self._values_of(gradients)
         return bool(values) and all(value.depends and self._is_total(value, shapes) for value in values)
 
     def _is_total(self, value: _Value, shapes: Set[tuple[int, ...]]) -> bool:
         if value.means:
-            return self._divisions.average(value.rescaled, shapes)
-        return not self._divisions.average(value.divided, shapes)
+            return self._divisions.may_average(value.rescaled, shapes)
+        return not self._divisions.may_average(value.divided, shapes)
 
     def _values_of(self, gradients: Sequence[Any]) -> tuple[list[_Value], Set[tuple[int, ...]]]:
         """Returns the facts that the analysis has derived about gradients, and the shapes of the gradients."""
@@ -213,7 +216,7 @@ class LossScaling:
             rescaled, divided = rescaled | operand.rescaled, divided | operand.divided
         parts = frozenset(chain.from_iterable(operand.parts for operand in operands))
         if replicas:
-            formed = self._means_formed(eqn, operands, calls)
+            formed = self._means_used(eqn, operands, calls)
             means, parts = means | formed[0], parts | formed[1]
         divides = self._divides(name, operands)
         if divides:
@@ -249,9 +252,10 @@ class LossScaling:
         return name in _KEEPS_SUM and bool(changing) and all(operand.sums for operand in changing)
 
     def _is_weighted(self, name: str, operands: Sequence[_Value]) -> bool:
-        """Returns whether an operation's result is the initial cotangent 1, divided by a sum over a replica's examples.
+        """Returns whether an operation's result is 1 divided by a sum over one replica's examples.
 
-        A divisor that contains the number of replicas is that of an average over replicas.
+        The 1 is the initial cotangent. Constant factors do not count. A divisor that contains the number of replicas is
+        that of an average over replicas.
         """
         if _is_divided_by_sum(name, operands, lambda first: first.weighted or self._is_unscaled(first.divisor)):
             return True
@@ -273,7 +277,10 @@ class LossScaling:
         return None if divisor is None else (divisor, shape)
 
     def _divisor(self, name: str, operands: Sequence[_Value]) -> float | None:
-        """Returns the number by which the initial cotangent 1 is divided in an operation's result; None if unknown."""
+        """Returns the product of all divisors that turned the initial cotangent 1 into an operation's result.
+
+        Coefficients do not count. Returns None if the result is not derived from that 1, or the divisor is unknown.
+        """
         first, second = operands[0], operands[-1]
         if name == "div":
             return first.divisor * abs(second.constant) if first.divisor and second.constant else None
@@ -282,13 +289,16 @@ class LossScaling:
                 first, second = second, first
             if first.divisor is None or second.constant is None:
                 return None
-            return first.divisor * (second.divisor or self._inverse(second.constant))
+            return first.divisor * (second.divisor or self._as_divisor(second.constant))
         if name in ("add", "add_any", "sub"):
             return first.divisor if second.divisor in (None, first.divisor) else None
         return first.divisor
 
-    def _inverse(self, factor: float) -> float:
-        """Returns ``1 / abs(factor)`` if that quotient is a multiple of the number of replicas, otherwise 1."""
+    def _as_divisor(self, factor: float) -> float:
+        """Returns the number n for which multiplication by `factor` is a division by n.
+
+        A factor is a division if n is a multiple of the number of replicas. Otherwise it is a coefficient: n is 1.
+        """
         inverse = 1 / abs(factor) if factor else 1.0
         multiple = round(inverse / self._replicas) * self._replicas
         return float(multiple) if multiple and _among(inverse, {float(multiple)}) else 1.0
@@ -297,17 +307,17 @@ class LossScaling:
         """Returns whether the first dimension of a shape may be the batch, alone or merged with another dimension."""
         return any(shape[0] % size == 0 for size in self._sizes)
 
-    def _means_formed(
+    def _means_used(
         self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]
     ) -> tuple[frozenset[Mean], frozenset[Mean]]:
-        """Returns two sets: the per-replica means and the global means whose derivatives are operands of an equation.
+        """Returns the per-replica means and the global means whose derivatives an equation uses, as two sets.
 
         Per-replica means are over one replica's batch, global means over the batches of all replicas together. The
         source line of a mean is that of the equation, or else that of the innermost call around it that has one.
         """
         means = {(size, False) for operand in operands for size in self._averaged_sizes(operand, 1, self._replicas)}
         parts = {(size, False) for operand in operands for size in self._averaged_sizes(operand, self._replicas, 1)}
-        if self._replicas > 1 and self._is_weighting(eqn, operands):
+        if self._replicas > 1 and self._differentiates_weighted_mean(eqn, operands):
             means.add((_shape(eqn.outvars[0])[0], True))
         if not means and not parts:
             return frozenset(), frozenset()
@@ -315,8 +325,11 @@ class LossScaling:
         of_replica, of_all = ([Mean(size, where, weighted) for size, weighted in found] for found in (means, parts))
         return frozenset(of_replica), frozenset(of_all)
 
-    def _is_weighting(self, eqn: JaxprEqn, operands: Sequence[_Value]) -> bool:
-        """Returns whether an equation combines a derivative with the weights or examples of a weighted mean."""
+    def _differentiates_weighted_mean(self, eqn: JaxprEqn, operands: Sequence[_Value]) -> bool:
+        """Returns whether an equation belongs to the derivative of a weighted mean over one replica's batch.
+
+        Such an equation combines a derivative with the weights or examples of the mean.
+        """
         if not _shape(eqn.outvars[0]) or not self._may_be_batch(_shape(eqn.outvars[0])):
             return False
         if any(operand.weighted for operand in operands):
@@ -327,10 +340,11 @@ class LossScaling:
         return any(derivatives) and any(operand.weights for operand in operands)
 
     def _averaged_sizes(self, operand: _Value, replicas: int, others: int) -> set[int]:
-        """Returns the batch sizes n for which an operand's divisor is n * `replicas`, and cannot be n * `others`.
+        """Returns the batch sizes n for which an operand's divisor contains the factor n * `replicas`.
 
-        The divisor may have further factors: sizes of other dimensions, over which a mean may also be taken. A
-        coefficient equal to the number of replicas undoes the division by that number.
+        Sizes for which the divisor can be explained otherwise, such as by n * `others`, are left out. The divisor may
+        have further factors: sizes of other dimensions, over which a mean may also be taken. A coefficient equal to the
+        number of replicas undoes the division by that number.
         """
         if operand.broadcast is None:
             return set()

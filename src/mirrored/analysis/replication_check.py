@@ -144,9 +144,9 @@ class ReplicationCheck:
         return self._flows.axis is not None and not isinstance(atom, Literal) and atom in self._varying_variables
 
     def same(self, atoms: Sequence[Any]) -> bool:
-        """Returns whether `atoms`, one value per virtual replica of a device, are proven equal on all replicas.
+        """Returns whether the check has proven that `atoms` are equal on all replicas.
 
-        They must have one value number, which makes them equal on a device, and none of them may vary between devices.
+        Each atom is one virtual replica's value. All must have one value number, and none may vary between devices.
         """
         if all(0 in getattr(atom.aval, "shape", ()) for atom in atoms):
             return True  # Arrays without elements cannot differ, and collectives skip them.

@@ -185,7 +185,10 @@ class _LoopVarying:
             changed = self._iterate()
 
     def carries(self) -> list[int | None]:
-        """Returns each carry's distance from a varying origin, in operations; None for a replicated carry."""
+        """Returns how many operations separate each loop carry from the nearest value that differs between devices.
+
+        The number is None for a replicated carry.
+        """
         return [self._entering[i] for i in self._carried]
 
     def path_to(self, j: int) -> _OperandPath:
@@ -245,9 +248,10 @@ def _enter_branch(
 
 
 def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
-    """Returns the steps of a path inside a call; a step without a source line gets the source line of the call.
+    """Returns the steps of a path, with `line` in place of missing source lines.
 
-    JAX traces its own helpers once and caches the jaxprs, whose equations therefore have no line of user code.
+    The path is inside a call, and `line` is that of the call. JAX traces its own helpers once and caches the jaxprs,
+    whose equations therefore have no line of user code. The label of an origin gets no line.
     """
     origins = 1 if trail.start is None else 0
     located = (dataclasses.replace(step, where=step.where or line) for step in trail.steps[origins:])
@@ -255,7 +259,7 @@ def _with_lines(trail: VaryingPath, line: str | None) -> Sequence[PathStep]:
 
 
 def path_step_of(eqn: JaxprEqn, j: int) -> PathStep:
-    """Returns the `PathStep` of an equation whose output `j` is part of a chain of operations."""
+    """Returns the operation name, source line and output type of an equation as a `PathStep`."""
     called = eqn.params.get("name")
     what = f"{eqn.primitive.name} {called}" if isinstance(called, str) else eqn.primitive.name
     return PathStep(what, source_line(eqn), shape_of(eqn.outvars[j]))

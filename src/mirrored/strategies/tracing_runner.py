@@ -14,7 +14,7 @@ from jax import lax
 from mirrored._jax import caches
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, trace_below_tapes
 from mirrored._typing import Leaf
-from mirrored.analysis.loss_scale_check import Summed
+from mirrored.analysis.loss_scale_check import SummedGradients
 from mirrored.analysis.replication_check import Origin
 from mirrored.collectives.fixed_order_tree import fan_out_once
 from mirrored.collectives.reduce_op import ReduceOp
@@ -86,7 +86,7 @@ class TracingRunner(ReplicaRunner):
         self.group_info = group_of(self.device_assignment)
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1, padded=0)
-        self.summed: list[Summed] = []
+        self.summed: list[SummedGradients] = []
         self._enclosed: list[list[tuple[str, str, Any]]] = [[] for _ in range(self.num_local)]
         self.replica_ids: Sequence[Any] | None = None
         self._lockstep = LockStep("Strategy.run")
@@ -181,7 +181,7 @@ class TracingRunner(ReplicaRunner):
 
     def note_summed(self, called: str, rows: Sequence[Sequence[Any]], *, are_divided: bool = False) -> None:
         traced = [list(row) for row in rows if all(belongs_to(gradient, self.base_trace) for gradient in row)]
-        self.summed.append(Summed(called, traced, are_divided))
+        self.summed.append(SummedGradients(called, traced, are_divided))
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         self._enclosed[ambient().replica.local_index] += [(merge.name, name, array) for name, array in merge.enclosed]
