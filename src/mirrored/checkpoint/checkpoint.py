@@ -11,7 +11,7 @@ from typing import Any
 
 from mirrored.checkpoint import deferred
 from mirrored.checkpoint.accepted_parts import checked_part, checked_root
-from mirrored.checkpoint.deferred import noticing, without_view
+from mirrored.checkpoint.deferred import noticing, without_wrapper
 from mirrored.checkpoint.directory import as_path, following
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
@@ -145,7 +145,7 @@ class Checkpoint:
                 rule="the objects of a checkpoint become its attributes, so they cannot have the name of a method",
                 remedy=f"pass the object under another name than {name!r}",
             )
-        value, keeps_values = without_view(value, self._parts.get(name))
+        value, keeps_values = without_wrapper(value, self._parts.get(name))
         self._parts[name] = checked_part(name, value)
         for saved in self._saved.values():
             saved.discard(name)

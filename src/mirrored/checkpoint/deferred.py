@@ -67,7 +67,10 @@ class NoticingList(UserList[Any]):
 
 
 def _restore_item(item: object) -> None:
-    """Restores the state of an item that is added to a list; skips numbers and containers of numbers (`is_entry`)."""
+    """Restores the saved state of an item that the program adds to a list.
+
+    Numbers and containers of numbers (`is_entry`) keep their values.
+    """
     if not is_entry(item):
         restore_created(item)
 
@@ -125,11 +128,12 @@ def noticing(value: object) -> Any:
     return NoticingDict(value) if type(value) is dict else value
 
 
-def without_view(value: Any, before: object) -> tuple[Any, bool]:
-    """Unwraps a value assigned to an attribute of a checkpoint; also returns whether to skip restoring the value.
+def without_wrapper(value: Any, before: object) -> tuple[Any, bool]:
+    """Returns a value without its list or dict wrapper, and whether to skip restoring the value.
 
-    The restore is skipped for the same list, as in ``checkpoint.losses += [...]``, and for a list of numbers or records
-    that replaces another list, as in ``checkpoint.losses = [*checkpoint.losses, loss]``.
+    The value is assigned to an attribute of a checkpoint. The restore is skipped for the same list, as in
+    ``checkpoint.losses += [...]``, and for a list of numbers or records that replaces another list, as in
+    ``checkpoint.losses = [*checkpoint.losses, loss]``.
 
     Args:
         value: The assigned value, which may be a `NoticingList` or `NoticingDict`.
@@ -203,7 +207,10 @@ class _Fresh:
             self.variables.pop(id(variable), None)
 
     def is_untouched(self, variable: Variable, since: int) -> bool:
-        """Returns whether a variable has a serial number above `since` and still has its initial value."""
+        """Returns whether a variable was created after a given moment and still has its initial value.
+
+        `since` is the serial number of the last variable that was created before that moment.
+        """
         own, first, number = self.variables.get(id(variable), (None, None, 0))
         return own is not None and number > since and first is not None and first() is variable.stored_value()
 
@@ -285,7 +292,7 @@ def is_expected() -> bool:
 
 
 class _RestoreAtFirstUse:
-    """Callback for the first use of a new variable that is an attribute; it restores all new variables.
+    """Callback that restores all newly created variables when the program first uses any of the variables.
 
     The first use is a read or a write. A write restores the variables, too, so that `assert_consumed` finds
     them restored. The callback keeps the checkpoints alive, because the program may drop the object before it uses the

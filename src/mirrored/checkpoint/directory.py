@@ -136,7 +136,7 @@ def _sort_key(path: Path) -> tuple[int, str] | None:
     try:
         file = actual(path) / FILE
         found = file.stat()
-        return _order(file, found.st_ino, found.st_size, found.st_mtime_ns), path.name
+        return _read_save_time(file, found.st_ino, found.st_size, found.st_mtime_ns), path.name
     except (FileNotFoundError, DamagedCheckpointError, MissingCheckpointError):
         # A damaged checkpoint is still listed; restoring it raises an error that describes the damage.
         with contextlib.suppress(FileNotFoundError):
@@ -145,7 +145,10 @@ def _sort_key(path: Path) -> tuple[int, str] | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _order(file: Path, *mark: int) -> int:
-    """Reads a checkpoint's time of saving from its manifest; `mark` (inode, size, mtime) is part of the cache key."""
+def _read_save_time(file: Path, *mark: int) -> int:
+    """Returns a checkpoint's save time, read from the checkpoint's manifest.
+
+    The inode, size and mtime of the manifest (`mark`) are only part of the cache key.
+    """
     del mark
     return read_manifest(file.parent).order

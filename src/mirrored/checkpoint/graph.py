@@ -108,13 +108,13 @@ class Graph:
             )
 
     def drop_rates(self) -> None:
-        """Removes the learning rates of unbuilt optimizers from the graph, unless the program has assigned them."""
+        """Removes unassigned learning rates of unbuilt optimizers from the state to save."""
         for name, leaf in list(self.leaves.items()):
             if isinstance(leaf, RateLeaf) and not leaf.rate.is_assigned:
                 del self.leaves[name]
 
     def log_left_out(self, called: str, told: set[str]) -> None:
-        """Warns about unsaved sets and tracers whose names are not in `told`, and adds these names to `told`."""
+        """Warns once per name about sets and tracers that the checkpoint does not save."""
         in_set = "the state in %s: the items of a set have no order and no names. Keep them in a list or a dict"
         tracer = (
             "%s: a compiled function has set it while it was traced, and it has no value outside of the function. "
@@ -126,7 +126,7 @@ class Graph:
                 _log.warning(f"%s leaves out {reason}", called, name)
 
     def other_names(self) -> dict[str, list[str]]:
-        """Returns the aliases of objects, keyed by name: other paths, and names in checkpoints of earlier versions."""
+        """Returns the alternative names of each object, as a dict keyed by the object's main name."""
         found: dict[str, list[str]] = {}
         for path, name in (*self.aliases.items(), *self.former.items()):
             found.setdefault(name, []).append(path)
@@ -164,7 +164,7 @@ def _zone_of(part: Part, zone: _Zone) -> _Zone:
 
 
 def paths_to(name: str, others: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yields every attribute path to a value, including paths through other names of the enclosing objects.
+    """Yields all attribute paths to a value, including paths through aliases of the enclosing objects.
 
     Former names are combined with these, too: a slot of an optimizer has one under each path of the optimizer.
 
@@ -286,7 +286,7 @@ class _Walk:
             self._queue.append((named, _zone_of(one, of_attributes if one.since else inner)))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
-        """Defers a Python `set` to a traversal of all sets; in that traversal, queues the items that may have state."""
+        """Schedules the items of a Python `set` for a later walk over the items of all sets."""
         if self._outside is None:
             self._sets.append(part)
             return
@@ -419,7 +419,7 @@ class _Walk:
         return names
 
     def _sets_with_other_state(self) -> list[str]:
-        """Returns the names of the Python sets that contain variables or arrays which are found only through sets.
+        """Returns the names of Python sets with variables or arrays that the checkpoint finds nowhere else.
 
         One walk enters the items of all sets, so that objects that refer to each other through sets are visited once.
         Names in this walk begin with the set's number; state in several sets has the number of the first set.

@@ -19,7 +19,7 @@ _Numbers = list[Any] | deque[Any]
 
 
 def append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
-    """Extends the program's lists of numbers by numbers that only the checkpoint has; returns a function to undo this.
+    """Appends missing saved numbers to the program's lists, and returns a function that removes these numbers.
 
     A program begins with an empty list, so the numbers would have no place, and those that it appends later would have
     the names of the first ones.

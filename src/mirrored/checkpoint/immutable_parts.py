@@ -38,7 +38,9 @@ def log_replaced(called: str, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def log_unassigned(called: str, parts: Mapping[str, Any], saved: set[str]) -> None:
-    """Warns about immutable objects, such as tuples of arrays, that are saved again without having been replaced.
+    """Warns if the program saves the same immutable objects again, such as tuples of arrays.
+
+    Their arrays cannot have changed, so the program may have forgotten to assign the new ones of a step.
 
     Args:
         called: The method that saves.
@@ -60,9 +62,10 @@ def log_unassigned(called: str, parts: Mapping[str, Any], saved: set[str]) -> No
 
 
 class ArraysSaved:
-    """The arrays last saved by a program without variables, and how many times in a row they were saved.
+    """Counts how many times in a row a checkpoint saves the same arrays.
 
-    Without variables, each step makes new arrays. They are also the same ones in a save after the last step.
+    It counts only in a program without variables, where each step makes new arrays. They are also the same ones in a
+    save after the last step.
     """
 
     def __init__(self) -> None:

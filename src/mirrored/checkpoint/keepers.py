@@ -19,23 +19,24 @@ _ADDS_NO_ATTRIBUTE: Final = frozenset({"equinox", "flax", "jax", "jaxlib", "nump
 
 
 def keepers(graph: Graph, roots: Iterable[Any], succession: Succession) -> Iterator[Any]:
-    """Yields the objects that get a reference to a `Checkpoint`, to keep it alive while restores are pending.
+    """Yields the objects that keep a `Checkpoint` alive while its restores are pending.
 
-    A plain Python object keeps the checkpoint only if saved values wait for it or for an object below it. Other plain
-    objects, such as a configuration that several models share, get no attribute and do not keep the models alive.
+    Each of them gets a reference to the checkpoint. A plain Python object gets one only if saved values wait for it or
+    for an object below it. Other plain objects, such as a configuration that several models share, get no attribute and
+    do not keep the models alive.
 
     Args:
         graph: The state of the checkpoint's objects.
         roots: The root object of the checkpoint, if there is one.
         succession: The restores that wait.
     """
-    yield from (one for one in roots if _is_of_framework(one) or _is_plain(one))
+    yield from (one for one in roots if _is_of_framework(one) or _accepts_attribute(one))
     others = graph.other_names()
     pending = [(manifest, paths_above(names)) for manifest, names in succession.pending()]
     for key, one in graph.visited.items():
         if _is_of_framework(one):
             yield one
-        elif _is_plain(one):
+        elif _accepts_attribute(one):
             paths = list(paths_to(graph.names[key], others))
             if any(resolve(path, manifest) in waiting for manifest, waiting in pending for path in paths):
                 yield one
@@ -56,10 +57,11 @@ def _is_of_framework(value: object) -> bool:
     return _has_attributes(value) and not _packages(value).isdisjoint({"keras", "mirrored"})
 
 
-def _is_plain(value: object) -> bool:
-    """Returns whether an attribute may be added to an object: not to pytrees or objects of libraries such as Flax.
+def _accepts_attribute(value: object) -> bool:
+    """Returns whether an object can safely get an additional attribute.
 
-    The attributes of pytrees and of Flax's modules are their state, and those of namespaces are shown and compared.
+    Pytrees, namespaces, and objects of Python and of libraries such as Flax cannot. The attributes of pytrees and of
+    Flax's modules are their state, and those of namespaces are shown and compared.
     """
     if not _has_attributes(value) or isinstance(value, (SimpleNamespace, argparse.Namespace)):
         return False

@@ -30,8 +30,12 @@ class KeepingClock:
         self._created = time.time_ns()
         self._latest: int | None = None
 
-    def read_or_begin(self) -> int:
-        """Returns the save time of the newest permanently kept checkpoint, which the first call reads from a file."""
+    def read(self) -> int:
+        """Returns when the newest permanently kept checkpoint was saved, in nanoseconds since 1970.
+
+        The first call reads the time from the file. If there is no file, it takes the time from the checkpoints in the
+        folder, and writes the file.
+        """
         if self._latest is None:
             with contextlib.suppress(OSError, ValueError):
                 self._latest = min(int(self._file.read_text(encoding="ascii")), time.time_ns())

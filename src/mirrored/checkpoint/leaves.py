@@ -281,7 +281,10 @@ class NumberLeaf(Leaf):
         return Saved("number", dtype=str(value.dtype) if isinstance(value, np.generic) else "")
 
     def accepts(self, saved: Saved) -> bool:
-        """Returns whether a saved value is a number that fits the current number's NumPy dtype or enum, if any."""
+        """Returns whether a saved value can replace the current number.
+
+        It must be a number, and fit the NumPy dtype or the enum of the current number if that has one.
+        """
         dtype, kind = self.outline().dtype, type(self.place.get())
         if saved.kind == "number" and issubclass(kind, enum.Enum) and not _is_of_enum(kind, decode(saved.value)):
             return False
@@ -337,7 +340,7 @@ class PositionLeaf(Leaf):
         return id(self.iterator)
 
     def outline(self) -> Saved:
-        """Returns a `Saved` without data that marks the value as a read position of an iterator."""
+        """Returns a `Saved` object that describes an iterator's read position but contains no data."""
         return Saved("position")
 
     def read(self) -> Saved:
@@ -347,7 +350,7 @@ class PositionLeaf(Leaf):
     def put(self, saved: Saved) -> Undo:
         """Moves the iterator to a saved read position, and returns a function that undoes this."""
         iterator, before = self.iterator, self.iterator.get_state()
-        return _moved(iterator.set_state, decode(saved.value), before)
+        return _move_undoably(iterator.set_state, decode(saved.value), before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -389,13 +392,14 @@ class GeneratorLeaf(Leaf):
         seeds = state.pop(_SEEDS, None)
         own = bits.seed_seq if seeds is None else np.random.SeedSequence(**seeds)
         # The state as of a pickled generator, with the seed sequence.
-        return _moved(bits.__setstate__, (state, own), (bits.state, bits.seed_seq))
+        return _move_undoably(bits.__setstate__, (state, own), (bits.state, bits.seed_seq))
 
 
-def _moved(move: Callable[[Any], Any], to: object, before: object) -> Undo:
-    """Calls `move` with the state `to`, and returns a function that calls `move` with the state `before`.
+def _move_undoably(move: Callable[[Any], Any], to: object, before: object) -> Undo:
+    """Calls ``move(to)``, and returns an undo function that calls ``move(before)``.
 
-    `move` is code of the program, which can raise after it has changed something: it then gets the former state.
+    `move` is code of the program that sets a state. It can raise after it has changed something: it then gets the
+    former state.
     """
     try:
         move(to)

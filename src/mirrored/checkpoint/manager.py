@@ -333,7 +333,7 @@ class CheckpointManager:
             written: The path of the checkpoint that has just been written; it stays.
         """
         if self._keep_every_n_hours is not None:
-            self._clock.read_or_begin()  # begins with the first checkpoint
+            self._clock.read()  # begins with the first checkpoint
         if self._max_to_keep is not None:
             others = [path for path in self._managed() if path != written]
             for path in others[: max(len(others) + 1 - self._max_to_keep, 0)]:
@@ -357,7 +357,7 @@ class CheckpointManager:
                 _log.warning("CheckpointManager keeps %s, which is damaged: %s", path, error.found)
                 (path / KEPT).touch()
                 return
-            if written - self._clock.read_or_begin() >= hours * _NANOSECONDS_PER_HOUR:
+            if written - self._clock.read() >= hours * _NANOSECONDS_PER_HOUR:
                 (path / KEPT).touch()
                 self._clock.set(written)
                 return

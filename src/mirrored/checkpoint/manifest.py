@@ -82,13 +82,13 @@ class Manifest:
     def stored_arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """The shape and dtype of each array in the array files, as a dict keyed by the array's name in these files.
 
-        Extends `shape_and_dtype` by the arrays that stack a variable's values on all replicas (`components_of`).
+        Extends `shape_and_dtype` by the arrays that stack a variable's values on all replicas (`components_key`).
         """
         found = self.shape_and_dtype
         components = [(name, saved.components) for name, saved in self.leaves.items() if saved.components]
         return {
             **found,
-            **{components_of(name): ((count, *found[name][0]), found[name][1]) for name, count in components},
+            **{components_key(name): ((count, *found[name][0]), found[name][1]) for name, count in components},
         }
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -98,12 +98,12 @@ class Manifest:
             if saved.is_array:
                 found[name] = saved.value
             if saved.components is not None:
-                found[components_of(name)] = saved.components
+                found[components_key(name)] = saved.components
         return found
 
 
-def components_of(name: str) -> str:
-    """Returns the name under which array files store the values of all replicas of the variable called `name`.
+def components_key(name: str) -> str:
+    """Returns the key of a variable's per-replica values in a checkpoint's array files.
 
     No name of a part is equal to it: keys with a percent sign are escaped.
     """

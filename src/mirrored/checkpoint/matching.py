@@ -106,7 +106,7 @@ def match(graph: Graph, manifest: Manifest) -> Match:
             misfits.append(Misfit(name, source, manifest.leaves[source], leaf.outline()))
     # Checkpoints do not have the learning rate of an optimizer that was not built or that has a schedule.
     optional = {name for name in missing if isinstance(graph.leaves[name], RateLeaf)}
-    optional |= _configuration(graph, missing, others, manifest)
+    optional |= _configuration_names(graph, missing, others, manifest)
     missing = [name for name in missing if name not in optional]
     nested = {name for name, leaf in graph.leaves.items() if isinstance(leaf, NumberLeaf) and leaf.is_nested} - optional
     if nested.issubset(missing):  # a checkpoint of an earlier version, which did not save them
@@ -121,10 +121,10 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     return Match(pairs, tuple(missing), unexpected, tuple(misfits), manifest.leaves, here, tuple(groups.joined))
 
 
-def _configuration(
+def _configuration_names(
     graph: Graph, missing: Iterable[str], others: Mapping[str, list[str]], manifest: Manifest
 ) -> set[str]:
-    """Returns the numbers among `missing` that are configuration in the checkpoint: attributes of a model.
+    """Returns the names in `missing` whose numbers are model configuration rather than saved state.
 
     An object that creates its variables in its first call has numbers alone before it. In the checkpoint it has
     variables, and its numbers are not saved.
@@ -158,7 +158,10 @@ def _is_counter(name: str, saved: Saved) -> bool:
 
 
 def resolve(path: str, manifest: Manifest) -> str:
-    """Returns the checkpoint's name for a value, given any attribute path that led to the value when it was saved."""
+    """Returns the name that a checkpoint uses for the value at an attribute path.
+
+    The path may be any that led to the value when it was saved. An unknown path is returned unchanged.
+    """
     for _ in range(len(manifest.aliases) + 1):
         if path in manifest.leaves:
             return path

@@ -16,7 +16,7 @@ from mirrored.checkpoint.growing_lists import append_saved_numbers
 from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Undo
 from mirrored.checkpoint.list_entries import RestartedLists
-from mirrored.checkpoint.manifest import ARRAYS, Manifest, components_of, marks_of_files, verify_files
+from mirrored.checkpoint.manifest import ARRAYS, Manifest, components_key, marks_of_files, verify_files
 from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
 from mirrored.checkpoint.objects import HasSlots, is_generated
 from mirrored.checkpoint.optimizer_state import RateLeaf
@@ -411,7 +411,7 @@ def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[s
     Raises:
         DamagedCheckpointError: The arrays cannot be read.
     """
-    of_components = {name: components_of(name) for name in names if manifest.leaves[name].components}
+    of_components = {name: components_key(name) for name in names if manifest.leaves[name].components}
     stored = manifest.stored_arrays
     wanted = {name: stored[name] for name in (*names, *of_components.values()) if name in stored}
     try:
