@@ -90,17 +90,120 @@ def test_assign_takes_the_keys_with_the_counts(part: Any, compiled: bool) -> Non
     assert draws[0] == draws[1]
 
 
-def test_assign_in_replicas_leaves_the_keys_and_refuses_other_values() -> None:
+class Noise(nnx.Module):  # type: ignore[misc]
+    """Has the keys of an `nnx.Rngs`, and a key of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.rngs = nnx.Rngs(seed)
+        self.key = nnx.Variable(jax.random.key(seed))
+
+    def __call__(self, x: Any) -> Any:
+        return self.linear(x) + jax.random.normal(self.rngs(), x.shape) + jax.random.normal(self.key[...], x.shape)
+
+    def keys(self) -> list[Any]:
+        return [jax.random.key_data(key[...]).tolist() for key in (self.rngs.default.key, self.key)]
+
+
+def _in_a_transform(change: Any) -> Any:
+    """Makes a change in a function of `nnx.jit`, which writes the keys back."""
+    return lambda model, other: nnx.jit(lambda model: change(model, other))(model)
+
+
+def _by_state(model: Any, other: Any) -> None:
+    nnx.update(model, nnx.state(other))
+
+
+def _by_pure_dict(model: Any, other: Any) -> None:
+    nnx.update(model, nnx.to_pure_dict(nnx.state(other)))
+
+
+def _by_raw_value(model: Any, other: Any) -> None:
+    model.rngs.default.key.set_raw_value(other.rngs.default.key.get_raw_value())
+
+
+NEW_KEYS: dict[str, Any] = {
+    "update": _by_state,
+    "update by a pure dict": _by_pure_dict,
+    "copy_from": lambda model, other: model.key.copy_from(other.key),
+    "set_raw_value": _by_raw_value,
+    "set_value": lambda model, other: model.key.set_value(other.key.get_value()),
+    "set_value of an nnx.RngKey in a transform": _in_a_transform(
+        lambda model, other: model.rngs.default.key.set_value(other.key.get_value())
+    ),
+    "update in a transform": _in_a_transform(_by_pure_dict),
+    "assign of a model": lambda model, other: mr.assign(model, other),
+    "assign of a state": lambda model, other: mr.assign(nnx.state(model), nnx.state(other)),
+    "assign of a variable": lambda model, other: mr.assign(model.key, other.key.get_value()),
+}
+
+
+@pytest.mark.parametrize("how", NEW_KEYS)
+@pytest.mark.ways(modes=("compiled", "eager", "folded"), replicas=(2,))
+@pytest.mark.sampled(3)
+def test_new_keys_are_refused_in_replicas_however_they_are_assigned(how: str, way: Any) -> None:
+    """The keys are stored once, and each replica folds them: the assignments were without effect, silently."""
+    with way.strategy.scope():
+        model = Noise(0)
+    before = model.keys()
+    with pytest.raises(mr.errors.ContextError, match=r"a replica assigned random keys[\s\S]*outside strategy\.run"):
+        way.compile(lambda: way.strategy.run(lambda: NEW_KEYS[how](model, Noise(1))))()
+    assert model.keys() == before
+    if "transform" not in how:
+        NEW_KEYS[how](model, Noise(1))
+        assert model.keys() != before
+
+
+def _by_functions_of_jax(model: Any, x: Any) -> None:
+    graph, parameters, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(parameters: Any, rest: Any) -> Any:
+        merged = nnx.merge(graph, parameters, rest)
+        return merged(x).sum(), nnx.as_pure(nnx.state(merged, nnx.Not(nnx.Param)))
+
+    _, rest = jax.jit(jax.grad(jax.checkpoint(loss), has_aux=True))(nnx.as_pure(parameters), nnx.as_pure(rest))
+    nnx.update(model, rest)
+
+
+def _by_a_loop(model: Any, x: Any) -> None:
+    nnx.fori_loop(0, 2, lambda _, carry: (carry[0], carry[0](carry[1])), (model, x))
+
+
+def _by_a_branch(model: Any, x: Any) -> None:
+    nnx.cond(x.sum() > 0, lambda model: model(x), lambda model: x, model)
+
+
+OLD_KEYS: dict[str, Any] = {
+    "update": lambda model, x: nnx.update(model, nnx.state(model)),
+    "update by a clone": lambda model, x: nnx.update(model, nnx.state(nnx.clone(model))),
+    "assign": lambda model, x: mr.assign(model, mr.unmirror(model)),
+    "functions of JAX": _by_functions_of_jax,
+    "grad of remat": lambda model, x: nnx.grad(nnx.remat(lambda model: model(x).sum()))(model),
+    "loop": _by_a_loop,
+    "branch": _by_a_branch,
+}
+
+
+@pytest.mark.parametrize("how", OLD_KEYS)
+@pytest.mark.ways(modes=("compiled", "eager", "folded"), replicas=(2,))
+@pytest.mark.sampled(3)
+def test_replicas_may_assign_the_keys_that_they_have_read(how: str, way: Any) -> None:
+    with way.strategy.scope():
+        model = Noise(0)
+    before = model.keys()
+    way.compile(lambda: way.strategy.run(lambda: OLD_KEYS[how](model, jnp.ones((2, 3)))))()
+    assert model.keys() == before
+
+
+def test_assign_refuses_other_values_for_keys_in_replicas() -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
     with strategy.scope():
         model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    before = jax.random.key_data(model.rngs.key[...]).tolist()
-    strategy.run(lambda: mr.assign(model, mr.unmirror(model)))
-    assert jax.random.key_data(model.rngs.key[...]).tolist() == before
     values = nnx.state(mr.unmirror(model))
     values["rngs"]["key"] = jnp.zeros(2, jnp.uint32)
-    with pytest.raises(mr.errors.ArgumentTypeError, match="random keys of a mirrored module were assigned"):
-        mr.assign(nnx.state(model), values)
+    for run in (lambda change: change(), strategy.run):
+        with pytest.raises(mr.errors.ArgumentTypeError, match="random keys of a mirrored module were assigned"):
+            run(lambda: mr.assign(nnx.state(model), values))
 
 
 @pytest.mark.parametrize(

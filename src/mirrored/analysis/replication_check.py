@@ -119,14 +119,13 @@ class ReplicationCheck:
         return self._varying.varying()
 
     @functools.cached_property
-    def _numbers(self) -> ValueNumbering:
+    def numbers(self) -> ValueNumbering:
+        """The value numbers of the body: values with equal numbers are equal."""
         keys = [(i, None) if origin.identity is None else origin.identity for i, origin in enumerate(self._inputs)]
         return ValueNumbering(self._jaxpr, keys, self._flows)
 
     def check_collectives(self) -> None:
-        """Raises an error if a collective is in a branch or loop that only some replicas would execute.
-
-        That would deadlock.
+        """Raises an error if a collective is in a branch or loop that only some replicas would execute (a deadlock).
 
         Raises:
             MergeError: A collective is inside a branch or loop whose condition differs between replicas.
@@ -136,8 +135,8 @@ class ReplicationCheck:
         # A loop or branch that contains a collective is traced once for all virtual replicas of a device. Its condition
         # is an equation with the primitive `SAME` over the replicas' conditions. If value numbering cannot prove these
         # equal, the replicas may need different iterations or branches.
-        if SAME in primitive_names(self._jaxpr) and self._numbers.unequal:
-            raise mismatched_collective_error("a reduction over replicas", "a loop or branch", self._numbers.unequal[0])
+        if SAME in primitive_names(self._jaxpr) and self.numbers.unequal:
+            raise mismatched_collective_error("a reduction over replicas", "a loop or branch", self.numbers.unequal[0])
 
     def varies(self, atom: Var | Literal) -> bool:
         """Returns whether a value of the replica program may differ between devices."""
@@ -152,7 +151,7 @@ class ReplicationCheck:
             return True  # Arrays without elements cannot differ, and collectives skip them.
         if any(map(self.varies, atoms)):
             return False
-        return len(atoms) == 1 or len({self._numbers[atom] for atom in atoms}) == 1
+        return len(atoms) == 1 or len({self.numbers[atom] for atom in atoms}) == 1
 
     def path(self, atom: Var | Literal) -> list[PathStep]:
         """Returns the shortest chain of operations that made the value `atom` differ between devices.
@@ -171,9 +170,9 @@ class ReplicationCheck:
 
         Each of the values is equal across devices; they differ only between the virtual replicas.
         """
-        first = self._numbers[atoms[0]]
-        other = next(atom for atom in atoms if self._numbers[atom] != first)
-        finder = Divergence(self._jaxpr, self._numbers, self._flows, self._label)
+        first = self.numbers[atoms[0]]
+        other = next(atom for atom in atoms if self.numbers[atom] != first)
+        finder = Divergence(self._jaxpr, self.numbers, self._flows, self._label)
         return shorten(finder.trail(atoms[0], other))
 
     def explain(self, atoms: Sequence[Any]) -> str:
@@ -381,7 +380,7 @@ class Divergence:
     def __init__(
         self, jaxpr: Jaxpr | ClosedJaxpr, numbers: ValueNumbering, flows: DataflowRules, label: Callable[[Any], str]
     ) -> None:
-        self._numbers = numbers
+        self.numbers = numbers
         self._flows = flows
         self._label = label
         self._producers: dict[Var | Literal, tuple[JaxprEqn, int]] = {
@@ -409,7 +408,7 @@ class Divergence:
         raise AssertionError("every value of a jaxpr comes from its inputs")
 
     def _key(self, pair: _Pair) -> tuple[int, int]:
-        return self._numbers[pair[0]], self._numbers[pair[1]]
+        return self.numbers[pair[0]], self.numbers[pair[1]]
 
     def _steps(
         self, pair: _Pair, came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None]
@@ -423,11 +422,11 @@ class Divergence:
         if made[0] is None or made[1] is None:
             return
         (one, j), (other, j_other) = made[0], made[1]
-        if j != j_other or self._numbers.operation(one) != self._numbers.operation(other):
+        if j != j_other or self.numbers.operation(one) != self.numbers.operation(other):
             return
         for i in operands_in(self._flows.of(one)[j].depends):
             operands = one.invars[i], other.invars[i]
-            if self._numbers[operands[0]] != self._numbers[operands[1]]:
+            if self.numbers[operands[0]] != self.numbers[operands[1]]:
                 yield operands
 
     def _origin(self, pair: _Pair) -> PathStep:

@@ -83,6 +83,24 @@ class ReplicaRunner(abc.ABC):
             are_divided: Whether the method also divides the sums by the number of examples of all replicas.
         """
 
+    @functools.cached_property
+    def unchanged(self) -> list[tuple[Any, Any, Exception]]:
+        """What replicas have assigned to random keys, what they read, and the error to raise if these are not equal."""
+        return []
+
+    def note_unchanged(self, value: jax.Array, own: jax.Array, error: Exception) -> None:
+        """Records that a replica assigns a value that must be the one it reads, which the end of the run checks.
+
+        Not at once: a transform of NNX assigns the values that it returns while the module has no attributes.
+
+        Args:
+            value: The assigned value.
+            own: The value that the replica reads.
+            error: What the run raises if they are not equal.
+        """
+        if trace_below_tapes(current_trace()) is self.base_trace:
+            self.unchanged.append((value, own, error))
+
     @abc.abstractmethod
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         """Waits until all replicas have called this collective, and returns this replica's result."""

@@ -23,6 +23,7 @@ class BodyOutputs(NamedTuple):
         gradients: The gradients that optimizers sum over replicas.
         enclosed: The arrays that functions of `merge_call` close over.
         joined: The components of mirrored variables that merges read as one value.
+        unchanged: What a replica has assigned to random keys, and what it reads: two values of one replica.
     """
 
     results: Sequence[_Column]
@@ -30,6 +31,7 @@ class BodyOutputs(NamedTuple):
     gradients: Sequence[_Column] = ()
     enclosed: Sequence[_Column] = ()
     joined: Sequence[_Column] = ()
+    unchanged: Sequence[_Column] = ()
 
     def flat(self) -> list[Any]:
         """Returns all outputs of all local replicas as one list, in the order in which the traced body returns them."""

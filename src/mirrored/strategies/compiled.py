@@ -139,6 +139,7 @@ class _Run:
         analysis = self._analysis(body)
         if not self._is_repeated:
             self._check_merges(body, analysis)
+            self._check_unchanged(body, analysis)
             self._check_loss_scale(body, analysis)
         outputs = self._outputs.of_program
         body = body.giving(range(len(outputs.flat())))
@@ -208,6 +209,7 @@ class _Run:
             gradients=[row for summed in runner.summed for row in summed.rows],
             enclosed=[[array for *_, array in replicas] for replicas in runner.enclosed()],
             joined=[read.locals for read in runner.store.joined],
+            unchanged=[[value, own] for value, own, _ in runner.unchanged],
         )
         return [arrays.as_array(leaf) for leaf in self._outputs.flat()]
 
@@ -254,6 +256,13 @@ class _Run:
         for read, atoms in zip(self._runner.store.joined, outputs.joined, strict=True):
             if not analysis.same(atoms):
                 raise would_differ_error(read.variable, read.where, _how(analysis, atoms))
+
+    def _check_unchanged(self, body: Staged, analysis: ReplicationCheck) -> None:
+        """Raises an error if a replica may assign other random keys than those that it reads."""
+        outputs = self._outputs.split(body.jaxpr.outvars)
+        for (*_, error), (value, own) in zip(self._runner.unchanged, outputs.unchanged, strict=True):
+            if value is not own and analysis.numbers[value] != analysis.numbers[own]:
+                raise error
 
     def _check_loss_scale(self, body: Staged, analysis: ReplicationCheck) -> None:
         """Warns if an optimizer in a compiled run sums gradients of a loss with the wrong scale."""

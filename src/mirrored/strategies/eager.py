@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from mirrored._jax import caches
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, put_trace
@@ -46,6 +48,9 @@ def run_eager(
                 has_numbers = any(map(is_number, structures.flatten((tuple(args), dict(kwargs)))[0]))
                 runner.has_outer_numbers = any(host_allgather("Strategy.run", f"run {name} eagerly", has_numbers))
             result = runner.run_replicas(fn, args, kwargs, specs)
+            for value, own, error in runner.unchanged:
+                if not np.array_equal(value, own):
+                    raise error
             with within(runner=runner):
                 runner.commit()
     finally:

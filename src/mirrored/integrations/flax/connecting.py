@@ -28,7 +28,15 @@ from mirrored.integrations.flax.holding import (
 )
 from mirrored.integrations.flax.optimizers import connect_optimizer
 from mirrored.integrations.flax.private import REPLACING, RESTORING, random_state, results, tracers
-from mirrored.integrations.flax.random_state import ReplicaKey, borrowed, in_replicas, key_data, replacing, restoring
+from mirrored.integrations.flax.random_state import (
+    ReplicaKey,
+    borrowed,
+    in_replicas,
+    key_assignment_error,
+    key_data,
+    replacing,
+    restoring,
+)
 from mirrored.integrations.flax.statistics import connect_statistics
 from mirrored.integrations.flax.variables import connect_variables
 from mirrored.patches import is_applied, replace, undo
@@ -153,12 +161,22 @@ class NNXBridge:
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
         """Returns the variable that stores the random keys in `value`, and a function that converts keys to raw data.
 
-        None for other values, in replicas (which derive keys from the stored ones), and for keys set by `split_rngs`.
+        None for other values, and for keys set by `split_rngs`. In replicas, which derive keys from the stored ones,
+        the function only checks that the keys are those that the replica reads.
         """
         content = held(value) if isinstance(value, nnx.Variable) else None
-        if not isinstance(content, ReplicaKey) or in_replicas() or borrowed(content) is not None:
+        if not isinstance(content, ReplicaKey) or borrowed(content) is not None:
             return None
-        return content.variable, key_data
+        if not in_replicas():
+            return content.variable, key_data
+        refuse = functools.partial(key_assignment_error, "mirrored.assign", isinstance(value, nnx.RngState))
+
+        def checked(key: Any) -> Variable:
+            key_data(key)
+            content.assign(key, refuse)
+            return content.variable  # `assign` does not assign a variable to itself.
+
+        return content.variable, checked
 
 
 def _plain(variable: object) -> Any:

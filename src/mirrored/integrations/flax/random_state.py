@@ -12,12 +12,13 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.source_lines import user_line
 from mirrored.errors import ArgumentTypeError, ContextError
 from mirrored.runtime.ambient import ambient
 from mirrored.variables import Variable
@@ -56,13 +57,26 @@ class ReplicaKey:
         folded = jax.random.key_data(_folded(key, number))
         return self._wrapped(jnp.where(number == 0, jax.random.key_data(key), folded))
 
-    def assign(self, key: jax.Array) -> None:
-        """Replaces the stored keys; has no effect inside `strategy.run` with several replicas.
+    def assign(self, key: jax.Array, refuse: Callable[[str], Exception]) -> None:
+        """Replaces the stored keys; in one of several replicas, checks that `key` is what the replica reads.
 
-        NNX's transforms write back the keys that they read. In a replica those are usually folded keys.
+        NNX's transforms, and updates by a whole state, write back the keys that they have read. In a replica those are
+        folded keys, which must not replace the stored ones.
+
+        Args:
+            key: The new keys.
+            refuse: Makes the error for a replica that assigns other keys, given the line of the assignment.
+
+        Raises:
+            ContextError: A replica assigns other keys. The run raises it at its end.
         """
+        data = jax.random.key_data(key)
         if not in_replicas():
-            self.variable.assign(jax.random.key_data(key), read_value=False)
+            self.variable.assign(data, read_value=False)
+            return
+        runner = ambient().runner
+        assert runner is not None
+        runner.note_unchanged(data, jax.random.key_data(self.read_value()), refuse(user_line()))
 
     def _wrapped(self, data: jax.Array) -> Any:
         return jax.random.wrap_key_data(data, impl=self._implementation)
@@ -163,25 +177,28 @@ def assign_random_state(content: Variable | ReplicaKey, value: Any, by_user: boo
         stack[-1] = value
         return True
     if own_key and by_user:
-        refuse_key_assignment("nnx.RngKey", "use nnx.split_rngs or nnx.fork_rngs in it")
+        raise key_assignment_error("nnx.RngKey.set_value", is_rng_state=True)
     return False
 
 
-def refuse_key_assignment(cls: str, instead: str) -> NoReturn:
-    """Raises the error for a program that assigns random keys in a run of several replicas.
+def key_assignment_error(called: str, is_rng_state: bool, where: str = "") -> ContextError:
+    """Returns the error for a program that assigns random keys in a run of several replicas.
 
     Args:
-        cls: The class of the NNX variable, as the program writes it.
-        instead: What the program can do in the run.
-
-    Raises:
-        ContextError: Always.
+        called: What the program has called.
+        is_rng_state: Whether the keys are those of an `nnx.Rngs`.
+        where: The line of the assignment, if it is not the one that raises the error.
     """
-    raise ContextError(
-        f"{cls}.set_value",
-        found="a replica assigned random keys of a mirrored module in strategy.run",
+    if is_rng_state:
+        instead = "use nnx.split_rngs or nnx.fork_rngs in it"
+    else:
+        instead = "draw from an nnx.Rngs of the module, whose counts advance in the run"
+    return ContextError(
+        called,
+        found="a replica assigned random keys of a mirrored module in strategy.run" + (where and f", at {where}"),
         rule="the keys are stored once for all replicas, and each replica derives its own keys from them",
-        remedy=f"assign keys outside strategy.run (nnx.reseed), or {instead}",
+        remedy=f"assign keys outside strategy.run (nnx.reseed, nnx.update), or {instead}; a state that is assigned in "
+        "it may hold the keys that the replica has read, or none: nnx.state(model, nnx.Not(nnx.RngKey))",
     )
 
 

@@ -39,7 +39,7 @@ from mirrored.integrations.flax.random_state import (
     assign_random_state,
     borrowed,
     in_replicas,
-    refuse_key_assignment,
+    key_assignment_error,
 )
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, announce_reassignment
@@ -106,7 +106,8 @@ def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: O
     if isinstance(variable, nnx.RngState) and assign_random_state(content, value, by_user):
         return
     if isinstance(content, ReplicaKey):
-        content.assign(value)
+        called, is_rng_state = f"nnx.{type(variable).__name__}.set_value", isinstance(variable, nnx.RngState)
+        content.assign(value, functools.partial(key_assignment_error, called, is_rng_state))
     else:
         array = as_array(value)
         if array.dtype != content.dtype:
@@ -236,9 +237,7 @@ def _writing_by_index(write: Callable[..., None]) -> Callable[..., None]:
         content = held(self)
         if MIRRORED_KEY in metadata_of(self) and in_replicas():
             # Also on a copy that a transform of NNX has made: the transform would write the keys back, without effect.
-            refuse_key_assignment(
-                f"nnx.{type(self).__name__}", "draw from an nnx.Rngs of the module, whose counts advance in the run"
-            )
+            raise key_assignment_error(f"nnx.{type(self).__name__}.set_value", is_rng_state=False)
         if not is_ours(content):
             return write(self, value) if index is _NO_INDEX else write(self, value, index=index)
         value = _hooked(self, "on_set_value", value)
