@@ -106,6 +106,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Pytree._check_valid_context",
             "Pytree._setattr",
             "SpectralNorm.__init__",
+            "Variable.__copy__",
             "Variable.__getattr__",
             "Variable.__init__",
             "Variable._can_update",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
 
 import jax
@@ -237,16 +238,16 @@ def _by_the_state_of_a_variable(target: Any, source: Any) -> None:
     target.kernel.update_from_state(nnx.state(source)["kernel"])
 
 
-@pytest.mark.parametrize("copy", [_by_update, _by_copy_from, _by_the_state_of_a_variable])
+@pytest.mark.parametrize("copied", [_by_update, _by_copy_from, _by_the_state_of_a_variable])
 @pytest.mark.parametrize("is_mirrored", [False, True])
-def test_a_model_updated_from_a_mirrored_one_has_values_of_its_own(copy: Any, is_mirrored: bool) -> None:
+def test_a_model_updated_from_a_mirrored_one_has_values_of_its_own(copied: Any, is_mirrored: bool) -> None:
     strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
     with strategy.scope():
         source = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     with strategy.scope() if is_mirrored else contextlib.nullcontext():
         target = nnx.Linear(2, 2, rngs=nnx.Rngs(1))
     before = source.kernel[...].tolist()
-    copy(target, source)
+    copied(target, source)
     assert target.kernel[...].tolist() == before
     source.kernel[...] += 1
     assert target.kernel[...].tolist() == before
@@ -254,6 +255,23 @@ def test_a_model_updated_from_a_mirrored_one_has_values_of_its_own(copy: Any, is
     assert source.kernel[...].tolist() == (jnp.array(before) + 1).tolist()
     merged = nnx.merge(*nnx.split(source))
     assert merged.kernel._raw_value is source.kernel._raw_value
+
+
+@pytest.mark.parametrize("is_mirrored", [True, False], ids=["mirrored", "plain"])
+def test_a_copy_of_a_variable_has_a_value_of_its_own(is_mirrored: bool) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    with strategy.scope() if is_mirrored else contextlib.nullcontext():
+        variables = nnx.Param(jnp.ones(2), name="w"), nnx.RngKey(jax.random.key(0), tag="t"), nnx.Variable(jnp.ones(2))
+    for variable in variables:
+        before = variable[...]
+        copied = copy.copy(variable)
+        assert type(copied) is type(variable)
+        assert copied.get_metadata() == variable.get_metadata()
+        assert jnp.array_equal(copied[...], before)
+        copied[...] = jax.random.key(1) if isinstance(copied, nnx.RngKey) else jnp.zeros(2)
+        assert jnp.array_equal(variable[...], before)
+        assert not jnp.array_equal(copied[...], before)
+        assert strategy.run(lambda variable=variable: copy.copy(variable).get_metadata()) == variable.get_metadata()
 
 
 def test_an_update_of_random_states_copies_the_counts() -> None:

@@ -13,16 +13,15 @@ from mirrored._typing import PyTree
 from mirrored.checkpoint.deferred import is_expected, restore_created
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import (
-    MIRRORED_KEY,
     adopt,
     adopt_made_in_scope,
     below_tapes,
     held,
     is_ours,
     name_by_path,
+    plain,
     renew,
     strategy_of_scope,
-    value_of,
     variables_in_state,
     variables_of,
 )
@@ -155,7 +154,7 @@ class NNXBridge:
         """
         graph, state = nnx.split(values)
         # `merge` reuses the variables of the state without copying them, so the state gets new ones first.
-        state = jax.tree.map(_plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable))
+        state = jax.tree.map(plain, state, is_leaf=lambda one: isinstance(one, nnx.Variable))
         return list(nnx.merge(graph, state))
 
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
@@ -177,15 +176,6 @@ class NNXBridge:
             return content.variable  # `assign` does not assign a variable to itself.
 
         return content.variable, checked
-
-
-def _plain(variable: object) -> Any:
-    """Returns a new NNX variable with the current value of `variable`, without a `mirrored` variable behind it."""
-    if not isinstance(variable, nnx.Variable):
-        return variable
-    content = held(variable)
-    metadata = {name: value for name, value in variable.get_metadata().items() if name != MIRRORED_KEY}
-    return type(variable).from_metadata(value_of(content) if is_ours(content) else content, metadata)
 
 
 def is_mirrored(variable: NNXVariable[Any]) -> bool:

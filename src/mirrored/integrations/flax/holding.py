@@ -217,6 +217,15 @@ def value_of(content: Variable | ReplicaKey) -> Any:
         return content.read_value()
 
 
+def plain(variable: object) -> Any:
+    """Returns a new NNX variable with the current value of `variable`, without a `mirrored` variable behind it."""
+    if not isinstance(variable, nnx.Variable):
+        return variable
+    content = held(variable)
+    metadata = {name: value for name, value in variable.get_metadata().items() if name != MIRRORED_KEY}
+    return type(variable).from_metadata(value_of(content) if is_ours(content) else content, metadata)
+
+
 def is_nested() -> bool:
     """Returns whether the caller is inside a JAX transform such as `jax.grad`.
 

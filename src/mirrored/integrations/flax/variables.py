@@ -29,6 +29,7 @@ from mirrored.integrations.flax.holding import (
     hold,
     is_nested,
     is_ours,
+    plain,
     refuse_per_replica_assignment,
     strategy_of_scope,
     value_of,
@@ -66,6 +67,7 @@ def connect_variables() -> None:
         ("set_value", _writing_by_index),
     ):
         replace("flax", cls, name, wrap(cls.__dict__[name]))
+    replace("flax", cls, "__copy__", _copied)
     replace("flax", cls, "_new", classmethod(_copying(cls.__dict__["_new"].__func__)))
     replace("flax", cls, "_can_update", _updatable(cls.__dict__["_can_update"]))
 
@@ -83,11 +85,11 @@ def _write(variable: NNXVariable[Any], value: object) -> None:
     """Implements assignment to an NNX variable: stores the value in the backing `mirrored.Variable`, if any."""
     content = held(variable)
     if not is_ours(content):
-        if value is not content:
-            refuse_per_replica_assignment(variable)
         # `nnx.update` and `copy_from` write what they find in the slot of the other model. Only a new variable, which
         # `nnx.merge` or the constructor makes, shares the `mirrored.Variable`.
         is_new = content is UNSET
+        if value is not content and not is_new:
+            refuse_per_replica_assignment(variable)
         hold(variable, value if is_new or not isinstance(value, Variable) else value_of(value))
     elif value is not content:
         _assign(variable, content, value)
@@ -162,6 +164,18 @@ def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
         return make(cls, value_of(value) if isinstance(value, Variable) and is_nested() else value, metadata)
 
     return copying
+
+
+def _copied(variable: NNXVariable[Any]) -> NNXVariable[Any]:
+    """Implements `copy.copy`: returns a variable with a value of its own, as in NNX, and not the same backing variable.
+
+    A variable that is not backed is copied as without this method.
+    """
+    if is_ours(held(variable)):
+        return plain(variable)
+    made = object.__new__(type(variable))
+    made.__setstate__(variable.__getstate__())
+    return made
 
 
 def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
