@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.errors import TraceContextError
 
 import mirrored as mr
 from mirrored import integrations
@@ -352,3 +353,51 @@ def test_a_parameter_with_a_pytree_is_not_said_to_be_made_outside_the_scope() ->
         parameter = nnx.Param({"w": jnp.ones(1)})
     with pytest.raises(ContextError, match=r"nnx\.Param that holds a dict[\s\S]*one array"):
         strategy.run(lambda: parameter.set_value({"w": jnp.zeros(1)}))
+
+
+class WithNone(nnx.Module):
+    """Its `extra` is a parameter that some configurations of a model leave out."""
+
+    def __init__(self) -> None:
+        self.linear = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        self.extra = nnx.Param(None)
+
+    def __call__(self, x: Any) -> Any:
+        return self.linear(x)
+
+
+@COMPILED
+@pytest.mark.parametrize("differentiate", [update, update_by_nnx], ids=["tape", "nnx.grad"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_parameter_of_none_has_no_gradient(replicas: int, differentiate: Callable[..., Any], compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        model = WithNone()
+        optimizer = sgd(model)
+    before = np.asarray(model.linear.kernel[...])
+    step: Callable[[], Any] = lambda: strategy.run(lambda: differentiate(model, optimizer, X))  # noqa: E731
+    (mr.function(step) if compiled else step)()
+    assert model.extra.get_value() is None
+    assert np.abs(np.asarray(model.linear.kernel[...]) - before).max() > 0
+
+
+def test_a_parameter_of_none_takes_no_traced_value() -> None:
+    strategy = two()
+    with strategy.scope():
+        model = WithNone()
+    for assign in (model.extra.set_raw_value, lambda value: nnx.update(model.extra, value)):
+        with pytest.raises(TraceContextError, match="Cannot mutate Param"):
+            mr.function(lambda assign=assign: strategy.run(lambda: assign(jnp.sum(X))))()
+        assert model.extra.get_value() is None
+
+
+@COMPILED
+def test_the_gradient_of_a_parameter_with_a_pytree_is_refused_before_the_model_is_taken_apart(compiled: bool) -> None:
+    """An error where `nnx.grad` assigns the values that it returns would leave the model without attributes."""
+    strategy = two()
+    with strategy.scope():
+        model = WithPlainParameter({"w": jnp.ones(1)})
+    step: Callable[[], Any] = lambda: strategy.run(lambda: nnx.grad(lambda model: model(X).sum())(model))  # noqa: E731
+    with pytest.raises(ContextError, match=r"nnx\.Param that holds a dict[\s\S]*one array"):
+        (mr.function(step) if compiled else step)()
+    assert model(X).shape == (ROWS, 1)

@@ -156,19 +156,25 @@ def refuse_per_replica_assignment(variable: NNXVariable[Any]) -> None:
     if made_in is not None and made_in() is here.runner:
         return
     kind, content = type(variable).__name__, held(variable)
-    if content is not UNSET and not is_array(content):
-        raise ContextError(
-            f"nnx.{kind}.set_value",
-            found=f"strategy.run assigns a new value to an nnx.{kind} that holds a {type(content).__name__}",
-            rule="only a variable of the strategy can be assigned in strategy.run, and it holds one array",
-            remedy=f"store one array per nnx.{kind} of a model that is created inside `with strategy.scope():`",
-        )
+    if not is_array(content):
+        raise not_one_array_error(variable)
     raise ContextError(
         f"nnx.{kind}.set_value",
         found=f"strategy.run assigns a new value to an nnx.{kind} that was created outside strategy.scope()",
         rule="only a variable of the strategy can be assigned in strategy.run: this one has no per-replica copies, so "
         "each replica in turn would change it by its own part of the batch",
         remedy="create the model inside `with strategy.scope():`, or convert it: mirrored.mirror(model)",
+    )
+
+
+def not_one_array_error(variable: NNXVariable[Any]) -> ContextError:
+    """Returns the error for a run that would assign an NNX variable whose value is a pytree."""
+    kind = type(variable).__name__
+    return ContextError(
+        f"nnx.{kind}.set_value",
+        found=f"strategy.run assigns a new value to an nnx.{kind} that holds a {type(held(variable)).__name__}",
+        rule="only a variable of the strategy can be assigned in strategy.run, and it holds one array",
+        remedy=f"store one array per nnx.{kind} of a model that is created inside `with strategy.scope():`",
     )
 
 

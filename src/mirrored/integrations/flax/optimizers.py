@@ -81,7 +81,7 @@ def _filled(grads: PyTree, parameters: PyTree) -> PyTree:
     """
 
     def filled(path: tuple[Any, ...], gradient: Any, parameter: Any) -> Any:
-        if gradient is not None:
+        if gradient is not None or parameter is None:  # nnx.Param(None) has no gradient
             return gradient
         if not isinstance(parameter, Variable):
             raise ContextError(

@@ -22,6 +22,8 @@ linen = load("flax.linen", called="mirrored.integrations.flax", extra="flax")
 
 # The original descriptor.
 raw_value_slot: Any = nnx.Variable.__dict__["_raw_value"]
+# The original method, which `variables.py` wraps.
+check_can_update: Any = nnx.Variable.__dict__["_check_can_update"]
 # The type of the variables of metrics, which NNX exports from a submodule only.
 MetricState: type = nnx.training.metrics.MetricState
 

@@ -29,12 +29,13 @@ from mirrored.integrations.flax.holding import (
     hold,
     is_nested,
     is_ours,
+    not_one_array_error,
     plain,
     refuse_per_replica_assignment,
     strategy_of_scope,
     value_of,
 )
-from mirrored.integrations.flax.private import metadata_of
+from mirrored.integrations.flax.private import check_can_update, metadata_of
 from mirrored.integrations.flax.random_state import (
     ReplicaKey,
     assign_random_state,
@@ -42,6 +43,7 @@ from mirrored.integrations.flax.random_state import (
     in_replicas,
     key_assignment_error,
 )
+from mirrored.integrations.trees import is_array
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, announce_reassignment
 from mirrored.variables import Variable
@@ -90,9 +92,17 @@ def _write(variable: NNXVariable[Any], value: object) -> None:
         is_new = content is UNSET
         if value is not content and not is_new:
             refuse_per_replica_assignment(variable)
+        if value is not None and _is_none_in_function(content):
+            check_can_update(variable)
         hold(variable, value if is_new or not isinstance(value, Variable) else value_of(value))
     elif value is not content:
         _assign(variable, content, value)
+
+
+def _is_none_in_function(content: object) -> bool:
+    """Returns whether a variable holds None in a compiled function, where transforms assign None to it again."""
+    store = ambient().store
+    return content is None and store is not None and store.captures
 
 
 def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: Operand, by_user: bool = False) -> None:
@@ -166,15 +176,16 @@ def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
     return copying
 
 
-def _copied(variable: NNXVariable[Any]) -> NNXVariable[Any]:
+def _copied(variable: NNXVariable[Any]) -> Any:
     """Implements `copy.copy`: returns a variable with a value of its own, as in NNX, and not the same backing variable.
 
     A variable that is not backed is copied as without this method.
     """
     if is_ours(held(variable)):
         return plain(variable)
-    made = object.__new__(type(variable))
-    made.__setstate__(variable.__getstate__())
+    made: Any = object.__new__(type(variable))
+    state: Callable[[], dict[str, Any]] = variable.__getstate__
+    made.__setstate__(state())
     return made
 
 
@@ -194,7 +205,8 @@ def _forwarding(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _permitting(check: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(check)
     def permitting(self: NNXVariable[Any]) -> None:
-        if is_ours(held(self)):
+        content = held(self)
+        if is_ours(content) or _is_none_in_function(content):
             return
         try:
             check(self)
@@ -213,11 +225,16 @@ def _updatable(can_update: property) -> Any:
     """
 
     def updatable(self: NNXVariable[Any]) -> Any:
-        if is_ours(held(self)):
+        content = held(self)
+        if is_ours(content) or content is None:  # A transform assigns None again.
             return True
-        if not isinstance(self, nnx.Param):  # The transform changes statistics and random counts.
+        # The transform changes statistics and random counts, and makes new pytrees.
+        if not isinstance(self, nnx.Param) or not is_array(content):
             refuse_per_replica_assignment(self)
-        return can_update.__get__(self)
+        can = can_update.__get__(self)
+        if not can and in_replicas() and not is_array(content):
+            raise not_one_array_error(self)
+        return can
 
     return property(updatable, doc=can_update.__doc__)
 
