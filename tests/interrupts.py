@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+
+import mirrored
+
+SOURCE = (str(Path(mirrored.__file__).parent), contextlib.__file__)
 
 
 class TooSlowError(RuntimeError):
@@ -70,6 +77,45 @@ def interrupted_at(
         return acted_at(event_number, interrupt, call, files)
     except KeyboardInterrupt:
         return True, None
+
+
+def interrupted_in(place: int, call: Callable[[], object]) -> BaseException | None:
+    """Makes a call with an interrupt where CPython may deliver one in mirrored or `contextlib`.
+
+    These places are the beginning of a function and the instruction after a call of a function that is written in C.
+    Before the first instruction of `__exit__`, nothing can handle it. Where a generator goes on, it is in the
+    generator's ``try`` block, but CPython 3.11 does not treat an exception from here like that.
+
+    Args:
+        place: The number of the place, from 0.
+        call: The call.
+
+    Returns:
+        The interrupt; None after the last place.
+    """
+    left = [place]
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if not code.co_filename.startswith(SOURCE) or event not in ("call", "c_return"):
+            return
+        goes_on = bool(code.co_flags & inspect.CO_GENERATOR) and frame.f_lineno != code.co_firstlineno
+        if event == "c_return" or not (code.co_name == "__exit__" or goes_on):
+            left[0] -= 1
+            if left[0] < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt(f"{code.co_filename}:{frame.f_lineno} {event}")
+
+    gc.disable()  # Python ignores exceptions in `__del__`
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return None
 
 
 def raised_at(place: int, call: Callable[[], Any]) -> bool:

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "mirrored"
 
 # Lowest first; a package imports only from lines above its own, and from itself.
 LEVELS = [
-    {"errors", "_threads", "_typing"},
+    {"errors", "_blocks", "_threads", "_typing"},
     {"patches", "settings"},
     {"_jax", "config", "extras", "transport"},
     {"watchdog"},

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
-from mirrored import Function, _typing
+from mirrored import Function, _blocks, _typing
 from mirrored.tf import _names, _table
 from mirrored.tf._saved_model.loading import LoadedModel
 from mirrored.tf._static import StaticTensor
@@ -526,7 +526,8 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         if "parameters" in known:
             return _signature_of_row(known["parameters"], known["target"])
     signature = _evaluated(inspect.signature(function), getattr(plain, "__globals__", {}))
-    if getattr(function, "__code__", None) is not None and function.__code__.co_filename == contextlib.__file__:
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_filename in (contextlib.__file__, _blocks.__file__):
         (yielded,) = typing.get_args(signature.return_annotation)
         return signature.replace(return_annotation=AbstractContextManager[yielded])  # of @contextmanager
     return signature

@@ -6,10 +6,7 @@ import contextlib
 import gc
 import inspect
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
@@ -18,15 +15,13 @@ import pytest
 
 import mirrored as mr
 import mirrored.tf as tf
-from interrupts import acted_at
+from interrupts import acted_at, interrupted_in
 from mirrored._jax.traces import is_eager, put_trace, thread_state
 from mirrored.runtime import ambient as ambient_module
 from mirrored.runtime.ambient import ambient
 
 # Where thread-local state is replaced: JAX's current trace, the context, and the blocks that do it.
 FILES = {inspect.getfile(one) for one in (jax.extend.core.Primitive, ambient_module, contextlib)}
-
-SOURCE = str(Path(mr.__file__).parent)
 
 
 def interrupt() -> None:
@@ -116,35 +111,6 @@ def _state() -> tuple[Any, ...]:
     return ambient(), *thread_state()
 
 
-def _interrupted(place: int, call: Callable[[], object]) -> BaseException | None:
-    """Makes a call with an interrupt where CPython may deliver one in mirrored; returns it, None after the last place.
-
-    These places are the beginning of a function and the instruction after a call of a function that is written in C.
-    Before the first instruction of `__exit__`, nothing can handle it.
-    """
-    left = [place]
-
-    def profile(frame: FrameType, event: str, _: object) -> None:
-        if not frame.f_code.co_filename.startswith(SOURCE) or event not in ("call", "c_return"):
-            return
-        if event == "c_return" or frame.f_code.co_name != "__exit__":
-            left[0] -= 1
-            if left[0] < 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno} {event}")
-
-    gc.disable()  # Python ignores exceptions in `__del__`
-    sys.setprofile(profile)
-    try:
-        call()
-    except KeyboardInterrupt as error:
-        return error
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return None
-
-
 @pytest.mark.parametrize("kind", ["tape", "accumulator", "scopes", "operation"])
 def test_an_interrupt_at_the_entry_or_exit_of_a_block(kind: str) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])
@@ -158,7 +124,7 @@ def test_an_interrupt_at_the_entry_or_exit_of_a_block(kind: str) -> None:
     block()
     before, held = _state(), []
     for place in itertools.count():
-        held.append(_interrupted(place, block))  # as a notebook does: with the frames, also unfinished generators
+        held.append(interrupted_in(place, block))  # as a notebook does: with the frames, also unfinished generators
         assert _state() == before, held[-1]
         if held[-1] is None:
             break

@@ -34,11 +34,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Final
 
 import jax
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.division import connect_division
 from mirrored._jax.fused_attention import connect_fused_attention, deterministic_attention
 from mirrored._jax.private import config as _config
@@ -118,12 +118,13 @@ def jit(function: Callable[..., Any], *, bit_identical: bool, **options: Any) ->
 @contextmanager
 def bit_identical_compilation() -> Iterator[None]:
     """Selects the GSPMD partitioner and deterministic attention while its ``with`` block compiles a program."""
-    _logging.absl_set_min_log_level(max(_ONLY_ERRORS, _level()))
+    level = _level()
     try:
+        _logging.absl_set_min_log_level(max(_ONLY_ERRORS, level))
         with _config.use_shardy_partitioner(False), deterministic_attention():
             yield
     finally:
-        _logging.absl_set_min_log_level(_level())
+        _logging.absl_set_min_log_level(level)
 
 
 def _level() -> int:

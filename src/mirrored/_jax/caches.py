@@ -9,13 +9,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, ClassVar, TypeVar
 
 import jax
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.private import core as _core
 from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.private import util as _util
@@ -217,8 +218,7 @@ def fresh() -> Iterator[None]:
             yield
     finally:
         _trace_cache.set(outer)
-        # Otherwise JAX's caches would keep the helpers' jaxprs under tokens that are never looked up again: 0.75 MB per
-        # model.
+        # JAX's caches would keep the helpers' jaxprs under tokens that are never looked up again: 0.75 MB per model.
         forget_tokens(cache.tokens)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -18,6 +17,7 @@ import jax
 import jax.extend.core as _extend
 from jax.extend.core import primitives
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.private import custom_derivatives as _custom_derivatives
 from mirrored._jax.private import linear_util as _linear_util
 
@@ -101,8 +101,8 @@ def stores_kept(function: WrappedFun) -> Iterator[None]:
     """Saves and restores the side results (stores) of a JAX `WrappedFun` around a ``with`` block."""
     stores = [store for store in getattr(function, "stores", ()) if store is not None]
     held = [(store, store.val) for store in stores if store]
-    reset_stores(function)
     try:
+        reset_stores(function)
         yield
     finally:
         reset_stores(function)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import jax
+
+from mirrored._blocks import contextmanager
 
 KINDS: Final = ("tracing", "lowering", "compiling", "loading")
 """What is measured. Compiling includes loading; tracing is that of compiled functions, without JAX's own helpers."""
@@ -25,12 +26,12 @@ _EVENTS: Final = {
 
 
 class _Measured:
-    """The seconds spent on each activity, and the number of nested traces; only the outermost trace is measured."""
+    """The seconds spent on each activity, and the traces that are open; only the outermost trace is measured."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.seconds = dict.fromkeys(KINDS, 0.0)
-        self.open_traces = 0
+        self.open_traces: set[object] = set()
         self.listens = False
 
     def add(self, kind: str, seconds: float) -> None:
@@ -59,14 +60,14 @@ def durations() -> dict[str, float]:
 @contextmanager
 def tracing_measured() -> Iterator[None]:
     """Adds the duration of a ``with`` block to the time of tracing, unless another such block is open in any thread."""
-    with _measured.lock:
-        _measured.open_traces += 1
-        is_outermost = _measured.open_traces == 1
-    began = time.perf_counter()
+    began, this, is_outermost = time.perf_counter(), object(), False
     try:
+        with _measured.lock:
+            is_outermost = not _measured.open_traces
+            _measured.open_traces.add(this)
         yield
     finally:
         with _measured.lock:
-            _measured.open_traces -= 1
+            _measured.open_traces.discard(this)
             if is_outermost:
                 _measured.seconds["tracing"] += time.perf_counter() - began

@@ -13,28 +13,24 @@ NVIDIA H200 with JAX 0.11.2: equal gradients for 8, 4, 2 and 1 replicas per devi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
 
+from mirrored._blocks import setting
 from mirrored._jax.private import fused_attention_stablehlo as _attention
 
 _NAME: Final = "create_dot_product_attention_backend_config_base"
 _deterministic: Final = ContextVar("deterministic", default=False)
 
 
-@contextmanager
-def deterministic_attention() -> Iterator[None]:
+def deterministic_attention() -> AbstractContextManager[None]:
     """Context manager that sets `force_deterministic` for every cuDNN fused attention that JAX lowers in its block.
 
     It is for programs that are compiled with `xla_gpu_deterministic_ops`.
     """
-    token = _deterministic.set(True)
-    try:
-        yield
-    finally:
-        _deterministic.reset(token)
+    return setting(_deterministic, True)
 
 
 def connect_fused_attention() -> None:

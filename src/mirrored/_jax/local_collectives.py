@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ from jax.interpreters import ad as _ad
 from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.axes import REPLICA_AXIS
 from mirrored._jax.jaxprs import jaxprs_in
 from mirrored._jax.private import source_info_util as _source_info
@@ -88,7 +88,7 @@ def local_replica_of(eqn: JaxprEqn) -> int | None:
     return None
 
 
-@contextlib.contextmanager
+@contextmanager
 def at_source_of(eqn: JaxprEqn) -> Iterator[None]:
     """Attributes the equations traced in a ``with`` block to the source line of the equation `eqn`."""
     source = eqn.source_info

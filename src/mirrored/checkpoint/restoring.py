@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.traces import eager
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import SLOTS, Graph
@@ -31,7 +32,7 @@ from mirrored.variables.state_lock import together
 _log = logging.getLogger("mirrored.checkpoint")
 
 
-@contextlib.contextmanager
+@contextmanager
 def outside_of_steps(called: str) -> Iterator[None]:
     """Context manager that suspends strategy scopes and tapes, so that variables are read and written eagerly.
 

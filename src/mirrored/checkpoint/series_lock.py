@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from mirrored._blocks import contextmanager
 from mirrored.errors import CheckpointError
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
@@ -175,7 +176,7 @@ _held: weakref.WeakValueDictionary[tuple[int, int, str], SeriesLock] = weakref.W
 _claiming = [threading.Lock()]
 
 
-@contextlib.contextmanager
+@contextmanager
 def withdrawn_on_failure(lock: SeriesLock | None, writer: object) -> Iterator[None]:
     """Context manager that calls `lock.withdraw(writer)` if its block raises an exception; `lock` may be None."""
     try:

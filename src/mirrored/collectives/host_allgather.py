@@ -11,11 +11,11 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 
+from mirrored._blocks import contextmanager
 from mirrored._jax import distributed
 from mirrored._jax.arrays import key_data
 from mirrored._jax.source_lines import user_lines

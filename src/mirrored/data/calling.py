@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import jax
 
+from mirrored._blocks import acquiring
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.errors import ContextError, InputError, StructureError
 from mirrored.runtime.element_draws import FunctionStreamId, drawing_for
@@ -231,13 +232,13 @@ class taking_turn:
         ContextError: Another thread still holds the lock after `LONGEST_WAIT` seconds.
     """
 
-    __slots__ = ("_called", "_lock")
+    __slots__ = ("_called", "_lock", "_turn")
 
     def __init__(self, lock: threading.RLock, called: str) -> None:
-        self._lock, self._called = lock, called
+        self._lock, self._called, self._turn = lock, called, acquiring(lock, LONGEST_WAIT)
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=LONGEST_WAIT):
+        if not self._turn.__enter__():
             raise ContextError(
                 self._called,
                 found=f"another thread has been reading an element for {LONGEST_WAIT:g} s",

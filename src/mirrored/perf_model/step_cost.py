@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_data
 from mirrored._jax.traces import canonical_dtype
 from mirrored._typing import Array, HostArray, Leaf

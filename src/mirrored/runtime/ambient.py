@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import jax
@@ -189,6 +189,9 @@ class ReadListener(Protocol):
         ...
 
 
+L = TypeVar("L", bound=ReadListener)
+
+
 def listen(listener: ReadListener, before: ReadListener | None = None) -> None:
     """Registers a listener (such as a tape) of variable reads and writes in this thread.
 
@@ -206,6 +209,31 @@ def unlisten(listener: ReadListener) -> None:
     """Unregisters a listener of variable reads and writes that `listen` has registered in this thread."""
     here = ambient()
     replace_current(here.fork(listeners=tuple(one for one in here.listeners if one is not listener)))
+
+
+class listening(Generic[L]):
+    """Context manager in which a listener is notified of variable reads and writes; an interrupt does not keep it."""
+
+    __slots__ = ("_listener",)
+
+    def __init__(self, listener: L) -> None:
+        self._listener = listener
+
+    def __enter__(self) -> L:
+        before = _thread.current
+        try:
+            listen(self._listener)
+            return self._listener
+        except BaseException:
+            _thread.current = before
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            unlisten(self._listener)
+        except BaseException:  # an interrupt where the function begins
+            unlisten(self._listener)
+            raise
 
 
 def announce_read(variable: ReadableVariable, value: jax.Array) -> jax.Array:

@@ -14,12 +14,12 @@ below. An assignment has no derivative, so a read that follows it in the functio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.traces import current_trace
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.staged_values import VariableLike, without_derivative

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -24,7 +23,7 @@ from mirrored.collectives.reduce_op import (
     check_dtypes,
 )
 from mirrored.errors import ArgumentError, ContextError, StructureError
-from mirrored.runtime.ambient import Ambient, ambient, within
+from mirrored.runtime.ambient import Ambient, ambient, thread
 from mirrored.runtime.function_key import key_of
 from mirrored.runtime.merge import Given, Merge, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
@@ -44,7 +43,7 @@ class _Opened(threading.local):
     """The replica contexts that this thread has entered as ``with`` blocks; a context can be entered repeatedly."""
 
     def __init__(self) -> None:
-        self.blocks: list[AbstractContextManager[Ambient]] = []
+        self.blocks: tuple[Ambient, ...] = ()  # the contexts to return to
 
 
 _opened = _Opened()
@@ -239,13 +238,14 @@ class ReplicaContext:
             )
 
     def __enter__(self) -> ReplicaContext:
-        opened = within(replica=self, strategies=(*ambient().strategies, self._strategy))
-        _opened.blocks.append(opened)
-        opened.__enter__()
+        before = thread.current
+        inside = before.fork(replica=self, strategies=(*before.strategies, self._strategy))
+        _opened.blocks, thread.current = (*_opened.blocks, before), inside  # no interrupt comes between two assignments
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        _opened.blocks.pop().__exit__(*exception)
+    def __exit__(self, *exception: object) -> None:
+        *outer, before = _opened.blocks
+        thread.current, _opened.blocks = before, (*outer,)
 
     def __repr__(self) -> str:
         replica = self._replica_id if isinstance(self._replica_id, int) else "traced"

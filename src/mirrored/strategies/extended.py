@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from mirrored._blocks import contextmanager
 from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.runtime.ambient import ambient

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, Box
 from mirrored._jax.jaxprs import aval_of, is_inexact
@@ -19,7 +19,7 @@ from mirrored._jax.traces import current_trace, is_eval
 from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, MergeError, TapeError
-from mirrored.runtime.ambient import ReadableVariable, ambient, listen, unlisten
+from mirrored.runtime.ambient import ReadableVariable, ambient, listening
 from mirrored.runtime.merge import is_refusal, runs_in_place
 from mirrored.tape.backward import is_variable, shape_of
 from mirrored.tape.no_derivative import Key, closed_over
@@ -143,7 +143,7 @@ class _Call:
         tapes = list(_tapes_from(innermost))
         operands = [self._leaves[i] for i in self._arrays]
         sorted_operands = [tape.split_operands(operands) for tape in tapes]
-        with _touching(tapes) as touched, _collected_reads() as read:
+        with _touching(tapes) as touched, listening(_Collector()) as read:
             result, gradient = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)
             leaves, tree = tree_flatten(result, is_leaf=is_variable)
             outputs = [_untracked(_as_array(leaf), tapes) for leaf in leaves]
@@ -197,7 +197,7 @@ class _Call:
             leaves = list(self._leaves)
             for position, array in zip(self._arrays, arrays, strict=True):
                 leaves[position] = array
-            with _substituted_reads(variables, values), _collected_reads() as read:
+            with listening(_Substitution(variables, values)), listening(_Collector()) as read:
                 result, gradient = self._function(*self._tree.unflatten(leaves), **self._kwargs)
                 outputs, tree = tree_flatten(result, is_leaf=is_variable)
                 outputs = [_as_array(output) for output in outputs]
@@ -210,7 +210,7 @@ class _Call:
                 if given and not _takes_variables(gradient):
                     raise _needs_variables_error(self._function, given)
                 of_values = [jnp.zeros_like(value) for value in values]
-                with _substituted_reads(variables, values):
+                with listening(_Substitution(variables, values)):
                     output = gradient(*cotangents, variables=given) if given else gradient(*cotangents)
                 if given:
                     output, of_variables = output
@@ -283,8 +283,11 @@ def _tapes_from(innermost: TapeTrace) -> Iterator[TapeTrace]:
 @contextmanager
 def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]]:
     """Runs a ``with`` block without recording; yields, per tape, the keys of the tracked values that the block uses."""
-    with ExitStack() as stack:
-        yield {id(tape): stack.enter_context(tape.touching()) for tape in reversed(tapes)}
+    if not tapes:
+        yield {}
+        return
+    with tapes[-1].touching() as touched, _touching(tapes[:-1]) as of_inner:
+        yield {id(tapes[-1]): touched, **of_inner}
 
 
 class _Collector:
@@ -345,26 +348,6 @@ class _Substitution(_Collector):
 
     def on_read(self, variable: ReadableVariable, value: jax.Array) -> Any:
         return self._given.get(id(variable), value)
-
-
-@contextmanager
-def _substituted_reads(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
-    listener = _Substitution(variables, values)
-    listen(listener)
-    try:
-        yield
-    finally:
-        unlisten(listener)
-
-
-@contextmanager
-def _collected_reads() -> Iterator[_Collector]:
-    collector = _Collector()
-    listen(collector)
-    try:
-        yield collector
-    finally:
-        unlisten(collector)
 
 
 def _untracked(value: Leaf, tapes: Sequence[TapeTrace]) -> Any:

@@ -11,11 +11,12 @@ values of the parent, and the tape tracks them by identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mirrored._blocks import contextmanager
 from mirrored._jax import caches
 from mirrored._jax.array_likes import registered_as_arrays
 from mirrored._jax.boxes import STAND_INS, Array, Box, device_put_p, payload_of, stop_gradient_p

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import threading
 from collections.abc import Iterator
 
 import jax
+
+from mirrored._blocks import contextmanager
 
 
 @dataclasses.dataclass
@@ -61,7 +62,7 @@ class _Counters:
 _counters = _Counters()
 
 
-@contextlib.contextmanager
+@contextmanager
 def count_work() -> Iterator[Counted]:
     """Counts the traces, compilations and new live arrays that a block of code causes, in all threads.
 
@@ -84,10 +85,14 @@ def count_work() -> Iterator[Counted]:
     counted = Counted()
     gc.collect()
     before = len(jax.live_arrays())
-    _counters.add(counted)
     try:
+        _counters.add(counted)
         yield counted
     finally:
-        _counters.remove(counted)
+        try:
+            _counters.remove(counted)
+        except BaseException:  # an interrupt where the function begins
+            _counters.remove(counted)
+            raise
         gc.collect()
         counted.new_arrays = len(jax.live_arrays()) - before

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from mirrored._blocks import setting
 
 _omitted: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar("omitted", default=None)
 
@@ -18,11 +19,6 @@ def record_if_omitted(called: str) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def without_host_calls(omitted: set[str]) -> Iterator[None]:
+def without_host_calls(omitted: set[str]) -> AbstractContextManager[None]:
     """A context manager that omits host callbacks, such as `tf.print`, from traces; adds their names to `omitted`."""
-    token = _omitted.set(omitted)
-    try:
-        yield
-    finally:
-        _omitted.reset(token)
+    return setting(_omitted, omitted)

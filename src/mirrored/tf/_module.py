@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import jax
 
+from mirrored._blocks import contextmanager
 from mirrored.checkpoint.deferred import restore_created
 from mirrored.tf._nest import is_nested, with_paths
 from mirrored.variables.creation import variable_creator_scope
@@ -47,7 +48,8 @@ class name_scope:
     def __init__(self, name: str = "", default_name: str | None = None, values: object = None) -> None:
         del values
         self._name = name or default_name or ""
-        self._open: dict[int, list[contextlib.ExitStack]] = {}  # by thread: replica threads can share a scope
+        # By thread, because replica threads can share a scope.
+        self._open: dict[int, tuple[AbstractContextManager[str], ...]] = {}
 
     @property
     def name(self) -> str:
@@ -56,29 +58,52 @@ class name_scope:
 
     def __enter__(self) -> str:
         """Opens the scope and returns its full name with a trailing slash."""
-        before = _scopes.names
-        mine = (*before, self._name.strip("/")) if self._name else ()
-        stack = contextlib.ExitStack()
-        stack.callback(_set_names, before)
-        _set_names(mine)
-        if mine:
-            stack.enter_context(jax.named_scope(mine[-1]))
-            stack.enter_context(variable_creator_scope(functools.partial(_prefixed, mine)))
-        self._open.setdefault(threading.get_ident(), []).append(stack)
-        return "/".join(mine) + "/" if mine else ""
+        here, opened, full = threading.get_ident(), _opened(self._name), None
+        outer = self._open.get(here, ())
+        try:
+            full = opened.__enter__()
+            self._open[here] = (*outer, opened)
+            return full
+        except BaseException:  # an interrupt, such as Ctrl-C: the block does not run, so that nothing would end it
+            if full is not None:
+                opened.__exit__(None, None, None)
+            self._keep(here, outer)
+            raise
 
     def __exit__(self, *error: object) -> None:
         """Closes the scope."""
-        here = threading.get_ident()
-        stacks = self._open[here]
-        stack = stacks.pop()
-        if not stacks:
-            del self._open[here]
-        stack.close()
+        blocks = None
+        try:
+            blocks = self._open[threading.get_ident()]
+            self._close(blocks)
+        except BaseException:  # an interrupt, such as Ctrl-C
+            self._close(blocks or self._open[threading.get_ident()])
+            raise
+
+    def _close(self, blocks: tuple[AbstractContextManager[str], ...]) -> None:
+        blocks[-1].__exit__(None, None, None)  # no effect after the first call
+        self._keep(threading.get_ident(), blocks[:-1])
+
+    def _keep(self, thread: int, blocks: tuple[AbstractContextManager[str], ...]) -> None:
+        if blocks:
+            self._open[thread] = blocks
+        else:
+            self._open.pop(thread, None)
 
 
-def _set_names(names: tuple[str, ...]) -> None:
-    _scopes.names = names
+@contextmanager
+def _opened(name: str) -> Iterator[str]:
+    before = _scopes.names
+    mine = (*before, name.strip("/")) if name else ()
+    try:
+        _scopes.names = mine
+        if mine:
+            with jax.named_scope(mine[-1]), variable_creator_scope(functools.partial(_prefixed, mine)):
+                yield "/".join(mine) + "/"
+        else:
+            yield ""
+    finally:
+        _scopes.names = before
 
 
 def current_name_scope() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from mirrored._blocks import contextmanager
 from mirrored.errors import DeviceError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.entry_point import EagerlyWithin
@@ -21,7 +22,7 @@ _log = logging.getLogger("mirrored.tf")
 _warned: set[str] = set()
 
 
-@contextlib.contextmanager
+@contextmanager
 def device(device_name: str | jax.Device | LogicalDevice | DeviceSpec | None) -> Iterator[None]:
     """A context manager in which new tensors and operations use the given device by default (`tf.device`).
 

@@ -107,9 +107,9 @@ class TestCase(absltest.TestCase):
             stream.flush()
             number = stream.fileno()
             saved = os.dup(number)
-            os.dup2(captured.fileno(), number)
             result = _Captured()
             try:
+                os.dup2(captured.fileno(), number)
                 yield result
             finally:
                 stream.flush()

@@ -9,12 +9,12 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
 
+from mirrored._blocks import contextmanager
 from mirrored._jax import caches, distributed
 from mirrored._jax.array_types import keeping_width_of, not_weakly_typed
 from mirrored._jax.arrays import check_fit, is_key, new_array

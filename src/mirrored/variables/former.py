@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from mirrored._blocks import acquiring
 from mirrored._jax import distributed
 from mirrored._jax.arrays import is_ready
 from mirrored._jax.traces import Tracer
@@ -113,11 +114,10 @@ def forget_computed() -> None:
 
     Readers call it. They do not wait for a thread that replaces values; the next reader or assignment drops them.
     """
-    if _steps and lock.acquire(blocking=False):
-        try:
-            _drop_computed()
-        finally:
-            lock.release()
+    if _steps:
+        with acquiring(lock, 0.0) as is_held:
+            if is_held:
+                _drop_computed()
 
 
 def _drop_computed() -> None:

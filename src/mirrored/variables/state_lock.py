@@ -28,11 +28,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
 from operator import setitem
 from typing import Any, Final, Protocol, TypeVar
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.interrupts import consume
 from mirrored.errors import ContextError
 from mirrored.runtime.ambient import ambient

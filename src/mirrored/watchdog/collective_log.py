@@ -7,9 +7,9 @@ import dataclasses
 import itertools
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
+from mirrored._blocks import contextmanager
 from mirrored._jax import distributed
 from mirrored._jax.arrays import is_ready
 from mirrored.watchdog.worker_progress import CallSite, CallSpan, WorkerProgress
@@ -123,11 +123,11 @@ class CollectiveLog:
     @contextmanager
     def at(self, label: str, line: str = "") -> Iterator[None]:
         """A context manager that logs its block as one collective operation of this worker."""
-        self.arrive(label, line)
         try:
+            self.arrive(label, line)
             yield
         finally:
-            self.depart()
+            self._token, self.inside = None, False
 
     def progress(self, *, beat: int, has_ended: bool, name: str) -> WorkerProgress:
         """Returns this worker's progress, to be sent to other workers: how many collectives it has reached, and which.

@@ -5,16 +5,17 @@ The class of the NNX variable, such as `nnx.Param`, decides which kind of `mirro
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
 
+from mirrored._blocks import setting
 from mirrored._jax.traces import (
     Tracer,
     current_trace,
@@ -286,14 +287,9 @@ _mirrors_statistics: contextvars.ContextVar[bool] = contextvars.ContextVar("_mir
 _MIRRORED_STATISTIC: Final = "mirrored_statistic"
 
 
-@contextlib.contextmanager
-def mirrored_statistics() -> Iterator[None]:
+def mirrored_statistics() -> AbstractContextManager[None]:
     """Context manager in which newly created metrics and layers store their states in `mirrored` variables."""
-    token = _mirrors_statistics.set(True)
-    try:
-        yield
-    finally:
-        _mirrors_statistics.reset(token)
+    return setting(_mirrors_statistics, True)
 
 
 def _made(variable: NNXVariable[Any], value: Array | HostArray, name: str) -> Variable:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from mirrored._blocks import contextmanager
 from mirrored.checkpoint.deferred import is_expected, restore_created
 from mirrored.errors import ContextError
 from mirrored.integrations.keras.backend import load

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.traces import eager
 from mirrored.errors import ContextError
 from mirrored.integrations.keras.backend import load
@@ -27,7 +27,7 @@ def with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
     return [optimizer, *(part for one in inner for part in with_wrapped(one))]
 
 
-@contextlib.contextmanager
+@contextmanager
 def built_once(optimizer: Optimizer) -> Iterator[None]:
     """Context manager that leaves the `run` or compiled function in progress, to build an optimizer eagerly.
 

@@ -7,9 +7,11 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
+
+from mirrored._blocks import setting
 
 if TYPE_CHECKING:
     from keras import Layer
@@ -31,18 +33,13 @@ def converting_calls() -> AbstractContextManager[None]:
     return nullcontext() if convert is None or _converting.get() is not None else converted_by(convert)
 
 
-@contextmanager
-def converted_by(convert: Convert) -> Iterator[None]:
+def converted_by(convert: Convert) -> AbstractContextManager[None]:
     """Context manager that applies the AutoGraph conversion `convert` to `call` methods of user-defined Keras layers.
 
     Args:
         convert: Returns the converted form of a function, or the function itself if it is not to be converted.
     """
-    token = _converting.set(convert)
-    try:
-        yield
-    finally:
-        _converting.reset(token)
+    return setting(_converting, convert)
 
 
 def prepare(layer_class: type) -> None:

@@ -9,14 +9,14 @@ the step is traced again with the key as an input. Steps that draw nothing have 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._blocks import setting
 from mirrored._jax.traces import eager
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.backend import load
@@ -84,15 +84,6 @@ def step_keys() -> StepKeys | None:
     return _keys.get()
 
 
-@contextmanager
-def _using_keys(keys: StepKeys) -> Iterator[None]:
-    token = _keys.set(keys)
-    try:
-        yield
-    finally:
-        _keys.reset(token)
-
-
 def _interrupt(stream: Variable) -> Any:
     raise MissingKey(stream)
 
@@ -121,7 +112,7 @@ class EagerStep:
                 words[id(stream)] = _new_words(stream)
             return words[id(stream)]
 
-        with _using_keys(StepKeys({}, fetched)):
+        with setting(_keys, StepKeys({}, fetched)):
             return self._step(state, data)
 
 
@@ -147,7 +138,7 @@ class DrawingStep:
             try:
                 if self._streams:
                     return self._step(state, (data, tuple(words)))
-                with _using_keys(StepKeys({}, _interrupt)):
+                with setting(_keys, StepKeys({}, _interrupt)):
                     return self._step(state, data)
             except MissingKey as found:
                 self._streams = [*self._streams, found.stream]
@@ -159,7 +150,7 @@ class DrawingStep:
         def with_keys(state: PyTree, data_and_words: tuple[PyTree, tuple[Any, ...]]) -> Any:
             data, words = data_and_words
             known = {id(stream): one for stream, one in zip(streams, words, strict=True)}
-            with _using_keys(StepKeys(known, _interrupt)):
+            with setting(_keys, StepKeys(known, _interrupt)):
                 return function(state, data)
 
         out_shardings = None

@@ -7,13 +7,13 @@ that the metric has after the step, outside of the replicas, as `fit` does at th
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from mirrored._blocks import contextmanager
 from mirrored._typing import PyTree
 from mirrored.values.distributed_values import DistributedValues
 
@@ -73,7 +73,7 @@ def _is_distributed(value: object) -> bool:
     return isinstance(value, DistributedValues)
 
 
-@contextlib.contextmanager
+@contextmanager
 def noted_results(model: Model) -> Iterator[NotedResults]:
     """Context manager that records the results of a model's metrics, by wrapping their `result` methods."""
     noted = NotedResults()
@@ -83,8 +83,16 @@ def noted_results(model: Model) -> Iterator[NotedResults]:
             vars(metric)["result"] = _noting(metric, noted)
         yield noted
     finally:
-        for metric in wrapped:
-            vars(metric).pop("result", None)
+        try:
+            _unwrap(wrapped)
+        except BaseException:  # an interrupt, such as Ctrl-C
+            _unwrap(wrapped)
+            raise
+
+
+def _unwrap(metrics: Sequence[Metric]) -> None:
+    for metric in metrics:
+        vars(metric).pop("result", None)
 
 
 def _noting(metric: Metric, noted: NotedResults) -> Callable[[], Any]:

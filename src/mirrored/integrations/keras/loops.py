@@ -6,18 +6,18 @@ read the same batches, or, from a distributed dataset, each one those of its own
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import jax
 
+from mirrored._blocks import setting
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data.placement import Placer, batch_size
@@ -90,14 +90,9 @@ class InProgress(Generic[T]):
         found = self._variable.get()
         return None if found is None else found()
 
-    @contextlib.contextmanager
-    def within(self, call: T) -> Iterator[None]:
+    def within(self, call: T) -> AbstractContextManager[None]:
         """Context manager that marks `call` as the `fit`, `evaluate` or `predict` call in progress."""
-        token = self._variable.set(weakref.ref(call))
-        try:
-            yield
-        finally:
-            self._variable.reset(token)
+        return setting(self._variable, weakref.ref(call))
 
 
 _current: Final = InProgress[Loop]("mirrored.keras_loop")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from mirrored._blocks import setting
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.private import backend
 from mirrored.patches import replace
@@ -41,11 +42,8 @@ def connect_masks(model_class: type[Model]) -> None:
 def _noting(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def noting(self: Model, *args: Any, **kwargs: Any) -> Any:
-        token = _in_train_step.set(True)
-        try:
+        with setting(_in_train_step, True):
             return step(self, *args, **kwargs)
-        finally:
-            _in_train_step.reset(token)
 
     return noting
 

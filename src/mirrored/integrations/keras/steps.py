@@ -13,13 +13,13 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._blocks import setting
 from mirrored._jax import distributed
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.trees import tree_map
@@ -168,7 +168,7 @@ def _step_of(model: Model, kind: str, strategy: Strategy) -> Callable[..., Any]:
     called = method if convert is None else convert(method)
 
     def replica_step(batch: PyTree) -> Any:
-        with _scaled_losses(_share_of(batch)):
+        with setting(_share, _share_of(batch)):
             return called(batch)
 
     def run(batch: PyTree) -> Any:
@@ -195,15 +195,6 @@ def _concatenated(strategy: Strategy, value: Any) -> Any:
 # Scales the losses of one replica. On TensorFlow, Keras divides the means of losses by the number of replicas, because
 # the optimizer sums their gradients. Here it multiplies them by the replica's share of the examples, which is the same
 # for even batches; for uneven ones the sum is the mean over the global batch, as on one device.
-
-
-@contextmanager
-def _scaled_losses(share: _Share) -> Iterator[None]:
-    token = _share.set(share)
-    try:
-        yield
-    finally:
-        _share.reset(token)
 
 
 def in_step() -> bool:

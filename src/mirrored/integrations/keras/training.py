@@ -7,12 +7,13 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.arrays import owned
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import Tracer
@@ -382,7 +383,11 @@ def _without_distribution(outer: Distributing) -> Iterator[None]:
         yield
     finally:
         backend_distribution.distribute_data_input = ours
-        keras.distribution.set_distribution(outer)
+        try:
+            keras.distribution.set_distribution(outer)
+        except BaseException:  # an interrupt where the function begins
+            keras.distribution.set_distribution(outer)
+            raise
 
 
 @contextmanager
@@ -415,7 +420,11 @@ def _distribution_for(strategy: Strategy | None, loop: Loop) -> Iterator[None]:
         yield
     finally:
         backend_distribution.distribute_data_input = whole
-        keras.distribution.set_distribution(outer)
+        try:
+            keras.distribution.set_distribution(outer)
+        except BaseException:  # an interrupt where the function begins
+            keras.distribution.set_distribution(outer)
+            raise
 
 
 def _divisible(distribute: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._blocks import setting
 from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import Tracer, current_trace, eager, trace_below_tapes
@@ -64,11 +65,8 @@ def from_fit(sync: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(sync)
     def syncing(self: Model) -> Any:
-        token = _from_fit.set(True)
-        try:
+        with setting(_from_fit, True):
             return sync(self)
-        finally:
-            _from_fit.reset(token)
 
     return syncing
 

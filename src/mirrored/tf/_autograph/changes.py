@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from malt.operators.variables import Undefined
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.traces import Tracer
 from mirrored._jax.trees import tree_flatten
 from mirrored.tf._autograph.effects import depth
@@ -159,18 +160,18 @@ class _Threads(threading.local):
 _threads: Final = _Threads()
 
 
-@contextlib.contextmanager
+@contextmanager
 def recording(body: Callable[..., object]) -> Iterator[Changes]:
     """Records what a branch or a loop body changes during a ``with`` block; undoes it if the block raises an error."""
-    changes = Changes(body)
-    _threads.changes.append(changes)
+    changes, outer = Changes(body), _threads.changes
     try:
+        _threads.changes = [*outer, changes]
         yield changes
     except BaseException:
         changes.found()
         raise
     finally:
-        _threads.changes.pop()
+        _threads.changes = outer
 
 
 def changing(owner: Any, attribute: str | None, name: str) -> Any:

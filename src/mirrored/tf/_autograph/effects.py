@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import sys
@@ -15,6 +14,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.traces import belongs_to, current_trace
 from mirrored._jax.trees import tree_flatten
 from mirrored.tf._errors import InvalidArgumentError
@@ -52,14 +52,15 @@ def leave() -> None:
     _threads.depth -= 1
 
 
-@contextlib.contextmanager
+@contextmanager
 def tracing(body: Callable[..., object], known: dict[int, object] | None = None) -> Iterator[None]:
     """Reports changes of lists and dicts that exist before a ``with`` block, in which a branch or a body is traced."""
-    _threads.bodies.append((_threads.depth, existing(body) if known is None else known))
+    bodies = _threads.bodies
     try:
+        _threads.bodies = [*bodies, (_threads.depth, existing(body) if known is None else known)]
         yield
     finally:
-        _threads.bodies.pop()
+        _threads.bodies = bodies
 
 
 def existing(body: Callable[..., object]) -> dict[int, object]:

@@ -37,7 +37,11 @@ class FunctionScope:
         return self
 
     def __exit__(self, *_: object) -> None:
-        effects.leave()
+        try:
+            effects.leave()
+        except BaseException:  # an interrupt where the function begins
+            effects.leave()
+            raise
 
     def ret(self, value: object, did_return: object) -> Any:
         """Returns the result of the converted function; None if the function executed no `return`.

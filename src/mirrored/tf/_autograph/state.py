@@ -6,7 +6,6 @@ import dataclasses
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Final
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from malt.operators.variables import Undefined, UndefinedReturnValue
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.tf._errors import InvalidArgumentError

@@ -57,7 +57,13 @@ class Profile:
         self._logdir, self._options = logdir, options
 
     def __enter__(self) -> None:
-        start(self._logdir, self._options)
+        try:
+            start(self._logdir, self._options)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt, such as Ctrl-C: nothing else would end the trace
+                with contextlib.suppress(RuntimeError):
+                    jax.profiler.stop_trace()
+            raise
 
     def __exit__(self, *error: object) -> None:
         stop()

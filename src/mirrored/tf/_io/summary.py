@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
@@ -11,6 +10,7 @@ from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, ContextError, MirroredError
@@ -84,7 +84,7 @@ class SummaryWriter:
         self._is_pending = True
         return self._events
 
-    @contextlib.contextmanager
+    @contextmanager
     def as_default(self, step: SupportsIndex | None = None) -> Iterator[Self]:
         """A context manager in which `tf.summary.scalar` and similar functions use this writer and `step` by default.
 
@@ -182,7 +182,7 @@ def create_file_writer(
     return SummaryWriter(logdir, 120_000 if flush_millis is None else flush_millis, filename_suffix or "")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _no_writer() -> Iterator[None]:
     before = _defaults.writers
     _defaults.writers = (*before, None)
@@ -341,7 +341,7 @@ def should_record_summaries() -> bool:
     return bool(_defaults.writers) and bool(record() if callable(record) else record)
 
 
-@contextlib.contextmanager
+@contextmanager
 def record_if(condition: Operand | Callable[[], Operand]) -> Iterator[None]:
     """A context manager in which `tf.summary.scalar` and similar functions write only if a condition is true.
 

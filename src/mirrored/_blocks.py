@@ -1,0 +1,124 @@
+"""Context managers whose entry and exit can be interrupted, as by Ctrl-C, without leaving changed state behind.
+
+Python delivers a signal where a function that is written in Python begins, and after the call of one that is written in
+C. The context managers of `contextlib.contextmanager` begin a block by calling `next`: an interrupt after this call
+leaves the generator at its ``yield``, and the state changed until the generator is collected. A notebook keeps the
+traceback, and with it the generator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ContextDecorator
+from contextvars import ContextVar
+from itertools import starmap
+from types import TracebackType
+from typing import Generic, ParamSpec, Protocol, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class _Block(AbstractContextManager[T], ContextDecorator):
+    __slots__ = ("_begin", "_generator", "_manager")
+
+    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
+        self._begin = begin
+
+    def __enter__(self) -> T:
+        self._generator = generator = cast(Generator[T, None, None], self._begin())
+        self._manager = contextlib.contextmanager(lambda: generator)()
+        try:
+            return self._manager.__enter__()
+        except BaseException:
+            generator.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> bool | None:
+        try:
+            return self._manager.__exit__(kind, error, where)
+        except BaseException:
+            self._generator.close()  # no effect, unless an interrupt came before the generator went on
+            raise
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def within(*args: object, **kwargs: object) -> object:
+            with _Block(self._begin):
+                return function(*args, **kwargs)
+
+        return cast(F, within)
+
+
+def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
+    """Decorator like `contextlib.contextmanager`, whose blocks end if an interrupt comes at their entry or exit.
+
+    The generator function must change state inside its ``try`` block, and must begin ``finally`` with the assignment
+    that restores it: an interrupt where a Python function begins would skip a restoration inside that function.
+    """
+
+    @functools.wraps(function)
+    def block(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        return _Block(functools.partial(function, *args, **kwargs))
+
+    return block
+
+
+class setting(Generic[T]):
+    """Context manager that sets a context variable, which has a value or a default, during a ``with`` block."""
+
+    __slots__ = ("_before", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable, self._value = variable, value
+
+    def __enter__(self) -> None:
+        self._before = self._variable.get()
+        try:
+            self._variable.set(self._value)
+        except BaseException:
+            self._variable.set(self._before)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.set(self._before)
+
+
+class Lock(Protocol):
+    """Protocol of locks: those of `threading`, which are written in C."""
+
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
+        """Acquires the lock, or returns False after `timeout` seconds."""
+        ...
+
+    def release(self) -> None:
+        """Releases the lock."""
+        ...
+
+
+class acquiring:
+    """Context manager that acquires a lock, waits no longer than `timeout` seconds, and yields whether it succeeded."""
+
+    __slots__ = ("_lock", "_results", "_timeout")
+
+    def __init__(self, lock: Lock, timeout: float) -> None:
+        self._lock, self._timeout = lock, timeout
+
+    def __enter__(self) -> bool:
+        self._results: list[bool] = []
+        try:
+            # C code acquires the lock and stores the result, so that an interrupt comes before both or after both.
+            self._results.extend(starmap(self._lock.acquire, ((True, self._timeout),)))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self._results[0]
+
+    def __exit__(self, *_: object) -> None:
+        if self._results and self._results[0]:
+            self._lock.release()
