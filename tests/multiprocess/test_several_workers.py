@@ -208,6 +208,11 @@ def test_a_worker_without_any_data(tmp_path):
         ("plain_same_names", "DisagreementError", "variable 'w' on worker 1"),
         ("other_variables", "DisagreementError", "worker 0 passed 1 variable named 'w', worker 1 passed 0"),
         ("updates_another", "DisagreementError", "worker 0 passed 1 variable named 'Variable', worker 1 passed 0"),
+        (
+            "creates_in_another_order",
+            "DisagreementError",
+            "worker 1 has created the variables named 'w' in another order than worker 0",
+        ),
         ("assigns_another", "DisagreementError", "compare mirrored variable 'w (number 2 of this name)'"),
         ("returned_number", "DisagreementError", "['loss'] on worker 1"),
         ("returned_argument", "DisagreementError", "values differ from those of worker 0"),

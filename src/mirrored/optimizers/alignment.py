@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,22 +58,27 @@ def _of_all_workers(
     another worker.
     """
     names = distinct_names(variables.values(), alone=MADE_ALONE)
-    counts = Counter(one.common_name for one in variables.values() if one.number_of_name is None)
-    # Names with the number of a variable in the job are exact; others are those of the same variables on all workers
-    # only if all workers pass as many variables of the name.
+    alone: dict[str, list[int]] = defaultdict(list)
+    for key, one in variables.items():
+        if one.number_of_name is None:
+            alone[one.common_name].append(key)
+    # Names with the number of a variable in the job are exact. Others are numbered in the order of creation: they are
+    # those of the same variables on all workers only if all workers pass as many variables of the name, and if the
+    # order in which they pass them differs from the order of creation on all workers alike.
     own = {
-        names[key]: [dtypes[key], one.common_name, counts[one.common_name]]
+        names[key]: [dtypes[key], one.common_name, len(same := alone[one.common_name]), same.index(key)]
         if one.number_of_name is None
-        else [dtypes[key], names[key], 1]
+        else [dtypes[key], names[key], 1, 0]
         for key, one in variables.items()
     }
     everyone = host_allgather(called, "which variables have gradients", own)
     found: dict[str, str | None] = {}
     for name in dict.fromkeys(name for worker in everyone for name in worker):
-        theirs = [worker.get(name, (None, name, 0)) for worker in everyone]
-        found[name] = next((dtype for dtype, _, _ in theirs if dtype is not None), None)
+        theirs = [worker.get(name, (None, name, 0, 0)) for worker in everyone]
+        found[name] = next((dtype for dtype, *_ in theirs if dtype is not None), None)
         if found[name] is not None:
-            _check_counts(called, [common for _, common, _ in theirs], [count for _, _, count in theirs])
+            _check_counts(called, [common for _, common, _, _ in theirs], [count for _, _, count, _ in theirs])
+            _check_order(called, theirs[0][1], [place for *_, place in theirs])
     keys = {name: key for key, name in names.items()}
     return {keys[name]: dtype for name, dtype in found.items() if name in keys}
 
@@ -89,6 +94,20 @@ def _check_counts(called: str, names: Sequence[str], counts: Sequence[int]) -> N
             rule="each worker must pass all variables for which a replica of any worker has a gradient",
             remedy="pass a variable without a gradient with None: "
             f"{called}(zip(tape.gradient(loss, variables), variables)) does so",
+        )
+
+
+def _check_order(called: str, name: str, places: Sequence[int]) -> None:
+    """Raises an error if the workers have created the variables of one name, by themselves, in different orders."""
+    other = next((worker for worker, place in enumerate(places) if place != places[0]), None)
+    if other is not None:
+        raise DisagreementError(
+            called,
+            found=f"worker {other} has created the variables named {name!r} in another order than worker 0, or passes "
+            "them in another order",
+            rule="variables that were created outside a scope are matched between workers by name, and those of one "
+            "name in the order of creation",
+            remedy="create them in strategy.scope(), or give each a name of its own",
         )
 
 

@@ -150,6 +150,13 @@ def updates_another() -> None:
     strategy.run(lambda: optimizer.apply_gradients([(jnp.ones(()), variables[me])]))
 
 
+def creates_in_another_order() -> None:
+    plain = [mr.Variable(0.0, name="w") for _ in range(2)]
+    first, second = reversed(plain) if me else plain
+    optimizer = mr.optimizers.SGD(1.0)
+    strategy.run(lambda: optimizer.apply_gradients([(jnp.float32(1.0), first), (jnp.float32(10.0), second)]))
+
+
 def assigns_another() -> None:
     with strategy.scope():
         variables = [mr.Variable(0.0, name="w") for _ in range(2)]
