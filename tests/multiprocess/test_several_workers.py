@@ -111,6 +111,15 @@ def test_elements_of_values_are_those_of_the_worker_or_refused_and_are_restored(
         for way in ("function", "compiled run", "assigned"):
             assert found[way].startswith("a component of sync-on-read variable 'seen' is used in a compiled function")
         assert found["outside, after"] == own
+        shares = [20.0 * index, 20.0 * index + 10]
+        for kind in ("NumPy", "Python"):
+            assert found[f"{kind}, eager"] == found[f"{kind}, compiled"] == [shares, 60.0]
+            assert found[f"{kind}, reduced"] == 6.0
+        assert found["gathered"] == [0.0, 1.0, 2.0, 3.0]
+        assert found["mirrored"] == [3.0, 3.0]
+        assert found["both"] == [2.0 * index + 1]
+        assert found["both, traced"] == 3.0
+        assert found["function of both"] == [[6.0 * index], [6.0 * index + 3]]
         tenths = [float(np.float32(one / 10)) for one in own]
         assert found["saved"] == found["restored"] == tenths
 

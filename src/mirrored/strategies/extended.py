@@ -113,7 +113,7 @@ class StrategyExtended:
         return self._mirrored(structures.map_leaves(_current, tensor))
 
     def _mirrored(self, value: object) -> Any:
-        return value if value is None else Mirrored(value, self._strategy.num_replicas_in_sync)
+        return value if value is None else Mirrored(value, self.num_local_replicas)
 
     # Variables
 

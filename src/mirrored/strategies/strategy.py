@@ -36,7 +36,7 @@ from mirrored.strategies.scope import Scope
 from mirrored.topology.device_assignment import DeviceAssignment, name_device
 from mirrored.values import html, structures
 from mirrored.values.belonging import check_components
-from mirrored.values.distributed_values import DistributedValues
+from mirrored.values.distributed_values import DistributedValues, Mirrored
 from mirrored.variables.assigned import copies_of_result
 
 
@@ -342,6 +342,8 @@ class Strategy(DistributesInput, OlderNames):
             is_leaf = len(leaves) == 1 and leaves[0] is value
             return (value,) if is_leaf else (value,) * self._extended.num_local_replicas
         counts = [len(leaf.values) if isinstance(leaf, DistributedValues) else 0 for leaf in leaves]
+        # Traced per-replica values have the components of all processes, and mirrored ones no more than outside.
+        leaves = [leaf.value if isinstance(leaf, Mirrored) else leaf for leaf in leaves]
         results = [
             [leaf.values[i] if isinstance(leaf, DistributedValues) else leaf for leaf in leaves]
             for i in range(max(counts))

@@ -359,7 +359,7 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     Args:
         value: The value. A NumPy array is copied.
-        num_replicas: The number of replicas that have it.
+        num_replicas: The number of replicas that have it; in a multi-worker job those of this process.
 
     Example:
         >>> Mirrored(jnp.asarray(3.0), num_replicas=2) + 1
@@ -381,12 +381,12 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas that have this value."""
+        """The number of replicas of this process that have this value."""
         return self._num_replicas
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """A tuple with the value repeated once per replica."""
+        """A tuple with the value repeated once per replica of this process."""
         return (self._value,) * self._num_replicas
 
     @property
