@@ -200,6 +200,25 @@ def test_a_variable_made_out_of_scope_is_updated_once_when_aggregation_is_skippe
     assert int(optimizer.iterations.numpy()) == 2
 
 
+@pytest.mark.ways(modes=("eager",), replicas=(1, 2, 4))
+def test_the_gradient_of_a_variable_made_out_of_scope_is_on_the_replicas_device(way):
+    variable, optimizer = mr.Variable(jnp.ones(3)), Adam(0.5)
+    with way.strategy.scope():
+        mirrored = mr.Variable(jnp.ones(3))
+    x = way.strategy.experimental_distribute_values_from_function(lambda _: jnp.ones(3))
+
+    def replica_step(x: jax.Array) -> jax.Array:
+        with mr.GradientTape() as tape:
+            loss = (variable * x * variable).sum()
+        gradient = tape.gradient(loss, variable)
+        optimizer.apply_gradients([(gradient, variable)], skip_gradients_aggregation=True)
+        return gradient + x + mirrored
+
+    results = way.strategy.experimental_local_results(way.strategy.run(replica_step, args=(x,)))
+    np.testing.assert_allclose(results, [[4.0] * 3] * way.num_replicas)
+    np.testing.assert_allclose(variable.numpy(), [0.5] * 3, rtol=1e-4)
+
+
 @pytest.mark.ways(modes=("eager", "compiled"), replicas=(2,))
 def test_a_merge_under_a_tape_assigns_a_variable_made_out_of_scope_after_its_update(way):
     variable = mr.Variable(4.0)

@@ -18,7 +18,7 @@ from mirrored._jax.traces import current_trace, is_eval, is_staging_above
 from mirrored._jax.trees import positions_in_order
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import StructureError, TapeError
-from mirrored.runtime.ambient import ReadableVariable
+from mirrored.runtime.ambient import ReadableVariable, ambient
 from mirrored.runtime.entry_point import restoring
 from mirrored.tape import backward as jacobians
 from mirrored.tape.backward import (
@@ -414,8 +414,10 @@ def _placed_or_zeros(
     if gradient is None:
         return zeros_like_source(source) if unconnected is UnconnectedGradients.ZERO else None
     if type(gradient) is Array and is_variable(source) and jax.local_device_count() > 1:
-        home = payload_of(source.read_value())
-        if type(home) is Array and home.sharding.device_set != gradient.sharding.device_set:
+        home, here = payload_of(source.read_value()), ambient()
+        # The replicas of an eager run read a plain variable on their own devices, although its value is on another one.
+        moves = type(home) is Array and (home.committed or here.replica is None or here.runner is None)
+        if moves and home.sharding.device_set != gradient.sharding.device_set:
             return jax.device_put(gradient, home.sharding)
     return gradient
 
