@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -335,6 +337,31 @@ def test_recomputed_functions_draw_the_same_numbers_and_assign_once(wrap: Any) -
         assert set(np.unique(first)) == {0.0, 2.0}
         assert not np.array_equal(first, second)
         assert float(calls.read_value()) == count
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "mirrored"])
+def test_recomputed_functions_update_a_variable_once_for_all_replicas(wrap: Any, is_plain: bool) -> None:
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    with contextlib.nullcontext() if is_plain else strategy.scope():
+        weights, optimizer = mr.Variable(jnp.ones(3)), mr.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.build([weights])
+
+    def updating(x: Any) -> Any:
+        optimizer.apply_gradients([(jnp.ones(3), weights)], skip_gradients_aggregation=True)
+        return x * weights
+
+    def replica_step() -> Any:
+        x = tf.constant(2.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.recompute_grad(tf.recompute_grad(updating))(x)
+        return tape.gradient(y, x)
+
+    wrap(lambda: strategy.run(replica_step))()
+    np.testing.assert_allclose(weights.read_value(), [0.9] * 3, rtol=1e-6)
+    assert int(optimizer.iterations.read_value()) == 1
 
 
 @pytest.mark.first(1)

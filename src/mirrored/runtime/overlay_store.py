@@ -47,6 +47,7 @@ class OverlayStore(VariableStore):
         # (id of a variable, local replica) -> the variable, the assigned value, and the line of the assignment. The
         # replica is None for a value of all replicas. A variable has either such an entry or entries per replica.
         self._staged: dict[tuple[int, int | None], tuple[Any, Any, str]] = {}
+        self._updated: set[int] = set()  # ids of the variables that an optimizer updates
         self.num_local = 1 if runner is None else runner.num_local
 
     @contextmanager
@@ -64,20 +65,28 @@ class OverlayStore(VariableStore):
         """Assigns `values` to the staged variables in the underlying store, after the differentiation.
 
         If there is no underlying store, and for a plain variable in an eager run that has not staged it, it replaces
-        the stored value.
+        the stored value. What an optimizer updates is staged in any case: the replicas update it once.
 
         Args:
             values: The values, in the enclosing trace, of the tracers that `values` has returned, in the same order.
         """
         for ((_, replica), (variable, _, where)), value in zip(self._staged.items(), values, strict=True):
-            if self._below is None or not (
-                self._below.captures or variable.device_assignment is not None or self._below.is_assigned(variable)
-            ):
+            below = self._below_of(variable)
+            if below is None:
                 variable.store(value, shared=True)  # user code may hold the array: a donating step must copy it
             elif replica is None:
-                self._below.set_whole(variable, self._spread(variable, value), where)
+                below.set_whole(variable, self._spread(variable, value), where)
             else:
-                self._below.set_local(variable, replica, self._moved(value, replica), where)
+                below.set_local(variable, replica, self._moved(value, replica), where)
+                if id(variable) in self._updated:
+                    below.note_update(variable)
+
+    def _below_of(self, variable: VariableLike) -> VariableStore | None:
+        """Returns the store that takes the variable's value after the differentiation; None for its storage."""
+        below = self._below
+        if below is None or below.captures or variable.device_assignment is not None or id(variable) in self._updated:
+            return below
+        return below if below.is_assigned(variable) else None
 
     # In an eager run each replica computes on its own device, and merges compute on the first replica's device.
 
@@ -141,6 +150,9 @@ class OverlayStore(VariableStore):
                 part = whole[1][self._row_of(other)] if variable.per_replica else whole[1]
                 self._staged[id(variable), other] = (variable, part, whole[2])
         self._staged[id(variable), replica] = (variable, without_derivative(value), where)
+
+    def note_update(self, variable: VariableLike) -> None:
+        self._updated.add(id(variable))
 
     def outermost(self) -> VariableStore:
         return self if self._below is None else self._below.outermost()
