@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
+import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -14,7 +19,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.integrations.keras import keras, newest
+from mirrored.integrations.keras import keras, newest, plain, private
 from mirrored.testing import count_work
 
 BATCH = 4
@@ -167,6 +172,80 @@ def test_interrupts_at_many_moments(options):
         signal.signal(signal.SIGALRM, previous)
     assert seen == sorted(seen)
     assert seen[-1] > seen[0]
+
+
+# Where Keras enters and leaves its blocks.
+SCOPE_FILES = {
+    inspect.getfile(one)
+    for one in (
+        keras.StatelessScope,
+        keras.src.backend.common.symbolic_scope,
+        keras.src.backend.common.name_scope,
+        keras.src.backend.common.global_state,
+        plain,
+    )
+}
+
+
+def _interrupted(place: int, call: Callable[[], object]) -> KeyboardInterrupt | None:
+    """Makes a call with an interrupt where CPython may deliver one in `SCOPE_FILES`; None after the last place."""
+    left = [place]
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if frame.f_code.co_filename in SCOPE_FILES and event in ("call", "c_return"):
+            left[0] -= 1
+            if left[0] < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt(f"{frame.f_code.co_qualname}:{frame.f_lineno} {event}")
+
+    gc.disable()  # Python ignores exceptions in `__del__`
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return None
+
+
+def _scopes_of_keras() -> list[Any]:
+    state = vars(private._global_state.GLOBAL_STATE_TRACKER)
+    return [value[:] if isinstance(value := state.get(name), list) else value for name in private._SCOPES]
+
+
+# The steps are primes, because the places repeat.
+@pytest.mark.parametrize(
+    ("kind", "every"), [("eager", 37), ("compiled", 7), ("trace", 5), ("shapes", 1), ("optimizer", 5)]
+)
+@pytest.mark.filterwarnings("ignore:The structure of `inputs`")
+def test_an_interrupt_leaves_no_block_of_keras_open(kind, every):
+    strategy = mr.MirroredStrategy(jax.devices()[:1])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=kind == "eager")
+    x, weights = X[:BATCH], model.trainable_variables
+    model.optimizer.build(weights)
+
+    def stateless(x):
+        return model.stateless_call([one.value for one in weights], [], x)[0]
+
+    calls = {
+        "eager": lambda: model.train_on_batch(x, Y[:BATCH]),
+        "compiled": lambda: model.predict(x, verbose=0),
+        "trace": lambda: mr.function(lambda: strategy.run(stateless, args=(x,)))(),
+        "shapes": lambda: keras.src.backend.compute_output_spec(stateless, keras.KerasTensor((None, 2))),
+        "optimizer": lambda: model.optimizer.apply([one.value for one in weights], weights),
+    }
+    calls[kind]()
+    before = _scopes_of_keras()
+    for place in itertools.count(0, every):
+        came = _interrupted(place, calls[kind])
+        assert _scopes_of_keras() == before, came
+        if came is None:
+            break
+    assert place > 20
 
 
 class _Stop(keras.callbacks.Callback):  # type: ignore[misc]

@@ -333,6 +333,25 @@ def test_a_loop_begins_a_pass_by_the_method_that_is_replaced() -> None:
     assert len(list(epochs.data_adapter.get_jax_iterator())) == 2
 
 
+def test_the_open_blocks_of_keras_are_attributes_of_its_state() -> None:
+    seen = []
+
+    class Seeing(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            state = vars(private._global_state.GLOBAL_STATE_TRACKER)
+            seen.append({name for name in private._SCOPES if state.get(name) not in (None, [])})
+            return x
+
+    layer = Seeing(dtype="mixed_float16")
+    with keras.StatelessScope(), keras.SymbolicScope(), keras.RematScope():
+        layer(X)
+    assert seen == [{*private._SCOPES}], "after an interrupt, a stateless call or the call of a layer stays open"
+    restore = private.noted_scopes()
+    keras.name_scope("open").__enter__()
+    restore()
+    assert keras.src.backend.common.name_scope.current_path() == ""
+
+
 def test_the_layer_that_has_a_variable_is_the_innermost_one() -> None:
     inner = keras.layers.Dense(1)
     model = built(keras.Sequential([keras.Input((2,)), inner]))

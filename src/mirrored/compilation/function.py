@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mirrored._jax.traces import current_trace, program_settings, put_trace, trace_settings
+from mirrored._jax.traces import program_settings, trace_settings
 from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind, reference_to, with_copies
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
@@ -31,9 +31,9 @@ from mirrored.compilation.signature import (
 from mirrored.compilation.static_keys import static_key
 from mirrored.config import functions_run_eagerly
 from mirrored.errors import ArgumentError
-from mirrored.runtime.ambient import Ambient, ambient, thread, within
+from mirrored.runtime.ambient import Ambient, ambient, within
 from mirrored.runtime.element_draws import DrewWhileTracing, element_draws
-from mirrored.runtime.entry_point import entry_point
+from mirrored.runtime.entry_point import entry_point, noted_state
 from mirrored.runtime.hooks import EndOfElements, IteratedAsPython, IteratedWhileTracing, RunInterceptor
 from mirrored.variables.creation import constructor_calls
 from mirrored.variables.open_shapes import OpenShapes, valid_program
@@ -286,7 +286,7 @@ class Function(Code):
         """
         python_state = PythonState(self.python_function, arguments.leaves, self._name)
         names = Names(self.python_function, arguments.leaves) if python_state.reaches_dataset else None
-        here, trace, calls = ambient(), current_trace(), constructor_calls()
+        restore, calls = noted_state(), constructor_calls()
         try:
             with explaining_uses(self._name):
                 program = Program(
@@ -304,8 +304,7 @@ class Function(Code):
             raise stop_iteration_error(self._name) from end
         finally:
             # An exception that a signal handler raises may skip the exits of context managers.
-            thread.current = here
-            put_trace(trace)
+            restore()
         self._traces += 1
         return program, python_state.frozen_state_error()
 

@@ -12,6 +12,49 @@ from mirrored._jax.traces import current_trace, eval_trace, put_trace, restore_t
 from mirrored.runtime.ambient import thread
 
 F = TypeVar("F", bound=Callable[..., Any])
+Note = Callable[[], Callable[[], None]]
+_notes: list[Note] = []
+
+
+def restore_too(note: Note) -> None:
+    """Registers a function that notes thread-local state of a framework, and returns what restores it.
+
+    `noted_state` calls it.
+    """
+    _notes.append(note)
+
+
+def noted_state() -> Callable[[], None]:
+    """Returns a function that restores this thread's context, JAX's trace, and the thread-local state of frameworks.
+
+    `restoring` leaves out the frameworks, because every call of a compiled step would note their state.
+    """
+    context, trace, restores = thread.current, current_trace(), [note() for note in _notes]
+
+    def restore() -> None:
+        thread.current = context
+        put_trace(trace)
+        for one in restores:
+            one()
+
+    return restore
+
+
+def with_noted_state(function: F) -> F:
+    """Wraps a function to restore at its end what `noted_state` notes.
+
+    Also after a normal end: a framework may catch what has interrupted the entry or exit of one of its blocks.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        restore = noted_state()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            restore()
+
+    return call  # type: ignore[return-value]
 
 
 def restoring(function: F) -> F:

@@ -20,10 +20,12 @@ from mirrored.integrations.keras.optimizers import (
     wrapped_scale_build,
     wrapped_scale_loss,
 )
-from mirrored.integrations.keras.private import backend, keras_state
+from mirrored.integrations.keras.plain import connect_plain, wrapped_compute_output_spec
+from mirrored.integrations.keras.private import backend, keras_state, noted_scopes
 from mirrored.integrations.keras.training import wrap_model
-from mirrored.integrations.keras.variables import KerasVariable, adopt, connect_plain, wrapped_compute_output_spec
+from mirrored.integrations.keras.variables import KerasVariable, adopt
 from mirrored.patches import is_applied, replace, undo
+from mirrored.runtime.entry_point import restore_too
 from mirrored.runtime.lockstep import carry
 
 keras = load()
@@ -86,5 +88,6 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _carry_state() -> None:
-    """Makes replica threads start with a copy of Keras' thread-local state."""
+    """Makes replica threads start with a copy of Keras' thread-local state, and traces and loops end with that."""
     carry(keras_state)
+    restore_too(noted_scopes)

@@ -31,6 +31,7 @@ from mirrored.integrations.keras.variables import StrategyVariable, as_keras
 from mirrored.optimizers.checks import Pair
 from mirrored.optimizers.gradient_merge import note_summed, refuse_keys, update_with_sums_of
 from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.entry_point import with_noted_state
 from mirrored.strategies import ReplicaContext, get_replica_context
 from mirrored.strategies.context import all_reduce_for
 from mirrored.variables import Variable
@@ -339,6 +340,7 @@ def _reduced(optimizer: Optimizer, grads: list[Any], variables: Sequence[Any]) -
     return [high if total is None else total for total, high in zip(sums, maxima, strict=True)]
 
 
+@with_noted_state
 def _apply(optimizer: Optimizer, all_grads: list[Any], everything: Sequence[Any]) -> None:
     """Runs the optimizer as a pure function; assigns its results to the slots and to variables with a gradient.
 

@@ -89,6 +89,29 @@ def keras_state() -> Callable[[], None]:
     return lambda: vars(tracker).update(_with_own_lists(here))
 
 
+# Whatever a block of Keras enters: stateless and symbolic calls, the call of a layer, names of variables, dtypes, ...
+_SCOPES: Final = (
+    "stateless_scope",
+    "symbolic_scope",
+    "autocast_scope",
+    "current_call_ctx",
+    "tracking_on",
+    "name_scope_stack",
+    "remat_scope_stack",
+)
+
+
+def noted_scopes() -> Callable[[], None]:
+    """Returns a function that makes the open blocks of Keras in this thread those that are open now.
+
+    An interrupt at the entry or exit of a block, such as Ctrl-C, can leave it open.
+    """
+    tracker = _global_state.GLOBAL_STATE_TRACKER
+    here = _with_own_lists({name: getattr(tracker, name, None) for name in _SCOPES})
+    # Not the tracker of before: `keras.utils.clear_session` replaces it.
+    return lambda: vars(_global_state.GLOBAL_STATE_TRACKER).update(here)
+
+
 def _with_own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copy.copy(value) if isinstance(value, list) else value for name, value in state.items()}
 

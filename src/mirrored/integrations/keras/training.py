@@ -58,7 +58,7 @@ from mirrored.integrations.keras.steps import (
 )
 from mirrored.integrations.keras.variables import from_fit
 from mirrored.patches import replace
-from mirrored.runtime.entry_point import restoring
+from mirrored.runtime.entry_point import restoring, with_noted_state
 from mirrored.values.distributed_values import DistributedValues
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def wrap_model(model_class: type[Model]) -> None:
     shardings = one_sharding(model_class._get_state_sharding_spec, _device_of)
     replace("keras", model_class, "_get_state_sharding_spec", shardings)
     for name in _METHODS:
-        replace("keras", model_class, name, restoring(_spread(getattr(model_class, name))))
+        replace("keras", model_class, name, restoring(with_noted_state(_spread(getattr(model_class, name)))))
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         replace("keras", model_class, name, _bounding(getattr(model_class, name), kind))

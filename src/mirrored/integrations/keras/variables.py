@@ -13,10 +13,9 @@ The synchronization of the backing variable depends on the role of the Keras var
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -26,13 +25,10 @@ import numpy as np
 from mirrored._blocks import setting
 from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import as_array
-from mirrored._jax.traces import Tracer, current_trace, eager, trace_below_tapes
+from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.calls import convertible, converting_calls
-from mirrored.integrations.keras.open_shapes import inferred
 from mirrored.integrations.keras.private import (
-    Tracker,
     autocast,
     drop_initializer,
     in_stateless_scope,
@@ -41,15 +37,13 @@ from mirrored.integrations.keras.private import (
 )
 from mirrored.integrations.keras.scope_store import ScopeStore
 from mirrored.integrations.keras.statistics import exact_statistic
-from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, announce_read, announce_write, within
-from mirrored.runtime.variable_store import FunctionStore
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:
-    from keras import Model, StatelessScope
+    from keras import Model
     from keras import Variable as _KerasVariable
 
 # Stores the state that `fit` returns without a copy, if it already has the variable's sharding.
@@ -138,103 +132,7 @@ def _spread(device_assignment: DeviceAssignment, how: str) -> Callable[[Any], An
     return jax.jit(spread, out_shardings=device_assignment.sharded)
 
 
-# Makes `mirrored` variables (`tf.Variable`) that are attributes of Keras layers part of the layer's weights.
-#
-# Keras tracks only its own variables: it would neither train nor save `self.w = tf.Variable(...)`. So a layer tracks a
-# Keras view of such a variable among its weights. In stateless calls (as in `fit`), where Keras passes the values of
-# the weights as arguments, reading the variable returns the value of its view, and assigning it updates the view.
-
 keras = load()
-_StatelessScope: Any = keras.StatelessScope
-
-
-def connect_plain() -> None:
-    """Patches Keras so that a `mirrored` variable that is set as a layer's attribute becomes a weight of the layer."""
-    replace("keras", Tracker, "track", _seeing_plain(Tracker.track))
-    replace("keras", _StatelessScope, "__init__", _noting_views(_StatelessScope.__init__))
-    replace("keras", _StatelessScope, "__enter__", _entering(_StatelessScope.__enter__))
-    replace("keras", _StatelessScope, "__exit__", _leaving(_StatelessScope.__exit__))
-
-
-def _seeing_plain(track: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(track)
-    def seeing_plain(self: Tracker, attr: object) -> Any:
-        # Keras locks the tracker of a built layer. A variable that the layer creates later is not one of its weights.
-        if isinstance(attr, Variable) and "trainable_variables" in self.config and not self.locked:
-            track(self, as_keras(attr))
-            return attr
-        return track(self, attr)
-
-    return seeing_plain
-
-
-def _noting_views(make: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(make)
-    def noting_views(
-        self: StatelessScope,
-        state_mapping: Iterable[tuple[KerasVariable, Any]] | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        pairs = None if state_mapping is None else list(state_mapping)
-        views = [variable for variable, _ in pairs or () if isinstance(variable, View)]
-        self._mirrored_views = {id(view.mirrored): view for view in views if view.mirrored is not None}
-        make(self, pairs, *args, **kwargs)
-
-    return noting_views
-
-
-def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(enter)
-    def entering(self: StatelessScope) -> Any:
-        scope = enter(self)
-        self._mirrored_contexts = contextlib.ExitStack()
-        if ambient().store is None and ambient().replica is None:
-            self._mirrored_contexts.enter_context(within(store=_store(self, self._mirrored_views)))
-        return scope
-
-    return entering
-
-
-def _store(scope: StatelessScope, views: Mapping[int, Any]) -> ScopeStore:
-    return ScopeStore(scope, views, trace_below_tapes(current_trace()))
-
-
-def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(leave)
-    def leaving(self: StatelessScope, *error: object, **kwargs: Any) -> Any:
-        self._mirrored_contexts.close()
-        return leave(self, *error, **kwargs)
-
-    return leaving
-
-
-# Lets layers read `mirrored` variables in Keras' symbolic calls, which infer shapes only.
-
-
-def wrapped_compute_output_spec(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `compute_output_spec`, Keras' shape inference, so that it does not change `mirrored` variables.
-
-    In that store, reads return tracers that carry the shape, and assignments are discarded.
-    """
-
-    @functools.wraps(compute)
-    def compute_output_spec(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if ambient().store is not None:
-            with converting_calls():
-                return inferred(compute, convertible(function), args, kwargs)
-        store = FunctionStore()
-
-        @functools.wraps(function)
-        def with_store(*inner: Any, **named: Any) -> Any:
-            store.base_trace = trace_below_tapes(current_trace())
-            with within(store=store, listeners=(*ambient().listeners, store)), converting_calls():
-                return convertible(function)(*inner, **named)
-
-        return inferred(compute, with_store, args, kwargs)
-
-    return compute_output_spec
-
 
 if TYPE_CHECKING:
     KerasVariable: TypeAlias = _KerasVariable
