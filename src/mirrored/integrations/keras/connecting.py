@@ -9,6 +9,7 @@ from typing import Any
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import connect_belonging, connect_calls, connect_noticing
 from mirrored.integrations.keras.callbacks import connect_resuming, connect_saving, connect_tensorboard
+from mirrored.integrations.keras.control_flow import connect_control_flow
 from mirrored.integrations.keras.losses import connect_losses
 from mirrored.integrations.keras.made_before import connect_made_before
 from mirrored.integrations.keras.normalization import connect_normalization
@@ -54,6 +55,7 @@ def connect() -> None:
     replace("keras", backend, "compute_output_spec", wrapped_compute_output_spec(backend.compute_output_spec))
     connect_belonging()
     connect_calls()
+    connect_control_flow()
     connect_losses()
     connect_made_before()
     connect_normalization()

@@ -44,6 +44,8 @@ if not TYPE_CHECKING:
 # Modules, one of whose attributes is replaced, and Keras under TensorFlow's names.
 
 backend: Any = keras.src.backend
+# `keras.ops` looks up here the loops, conditionals and `remat` of the JAX backend.
+jax_operations: Any = keras.src.backend.core
 # Keras' training loops look up `distribute_data_input` here for each batch.
 backend_distribution: Any = keras.src.backend.distribution_lib
 timeseries: Any = keras.src.utils.timeseries_dataset_utils

@@ -28,6 +28,7 @@ from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.control_flow import in_eager_operation
 from mirrored.integrations.keras.private import (
     autocast,
     drop_initializer,
@@ -199,6 +200,9 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
                 value = self.mirrored.checked_value()
         elif in_stateless_scope() and store is not None and not store.captures and not here.listeners:
             with eager():  # the loop of a recurrent layer in an eager run, which computes at once
+                value = self.mirrored.checked_value()
+        elif in_eager_operation() and not here.listeners and (store is None or not store.captures):
+            with eager():
                 value = self.mirrored.checked_value()
         else:
             outside = store is None and here.replica is None and here.runner is None
