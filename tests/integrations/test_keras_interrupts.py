@@ -383,6 +383,32 @@ def test_a_data_generator_reads_variables_before_each_step(interrupted, loop, op
     assert check(model) in ([0] if loop == "evaluate" else [2, 3] if interrupted else [4])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"deterministic": True}, {"steps_per_execution": 2}, {"run_eagerly": True, "jit_compile": False}],
+    ids=["one step", "deterministic", "two steps", "eager"],
+)
+@pytest.mark.parametrize("inner", ["predict", "predict_on_batch", "evaluate", "test_on_batch"])
+@pytest.mark.first(3)
+def test_a_data_generator_runs_another_loop_of_the_model(inner, options):
+    """As for targets that depend on predictions. The other loop donates the arrays that the step was given."""
+    model, seen = model_of(2, 2, **options), []
+
+    def batches():
+        for _ in range(4):
+            LOOPS[inner][0](model)
+            seen.append(float(model.layers[0].kernel.numpy()[0, 0]))
+            yield X[:BATCH], Y[:BATCH]
+
+    read = []
+    end = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: read.append(check(model)))
+    model.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0, callbacks=[end])
+    assert check(model) == 4
+    if "steps_per_execution" not in options:
+        assert seen == [0.0, 0.0, -2.5, -4.25]  # Keras reads two batches before the first step, to know their shapes
+        assert read == [1, 2, 3, 4]
+
+
 def test_weights_that_were_set_are_not_undone_by_a_batch_that_fails():
     model = model_of(2, 2)
     model.train_on_batch(X[:BATCH], Y[:BATCH])

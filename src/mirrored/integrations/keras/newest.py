@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 
 from mirrored._jax.interrupts import CacheMisses, Dispatch, consume
+from mirrored._jax.traces import Tracer
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.drawing import DrawingStep, EagerStep
@@ -81,21 +82,36 @@ def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., 
     The generator, the trace of a step, or an uncompiled step may read variables. They get the values from before the
     step, and the loop goes on with those that the step returns, or has stored before an exception such as Ctrl-C.
     A compiled step donates the arrays that they have read, so it is wrapped itself, also if Keras runs several at once.
+
+    The generator may also call `predict` of the model, which donates the arrays of the state, too. Then the step gets
+    the newest values.
     """
 
-    def running(*args: Any) -> Any:
-        has_ended = False
+    def running(state: Sequence[Sequence[Any]], *args: Any) -> Any:
+        has_ended, is_renewed = False, _is_donated(state) and strategy_of(model) is not None
+        groups = dict.fromkeys(_GROUPS_OF[len(state)], True)
+        if is_renewed:
+            state = model._get_jax_state(**groups)
         try:
-            results = step(*args)
+            results = step(state, *args)
             has_ended = True
             return results
         finally:
             carrying = vars(model).get(_CARRYING)
-            if carrying is not None and carrying.has_synced and (has_ended or vars(model).get(_NEWEST)):
-                carrying.begin()
-                resume_sync(model)
+            if carrying is not None and (has_ended or vars(model).get(_NEWEST)):
+                if carrying.groups.keys() != groups.keys():  # those of a loop in the generator
+                    withhold(model, groups)
+                    resume_sync(model)
+                elif is_renewed or carrying.has_synced:
+                    carrying.begin()
+                    resume_sync(model)
 
     return running
+
+
+def _is_donated(state: Sequence[Sequence[Any]]) -> bool:
+    first = next(itertools.chain.from_iterable(state), None)
+    return isinstance(first, jax.Array) and not isinstance(first, Tracer) and first.is_deleted()
 
 
 def _itself(jitted: Callable[..., Any]) -> Callable[..., Any]:
