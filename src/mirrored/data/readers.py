@@ -125,7 +125,11 @@ class GlobalBatches:
         self._samples = {}
 
     def sample(self, number: int) -> Any:
-        """Returns the kept copy of batch `number` (1, 2, 4, 8, ...); None if there is no such copy."""
+        """Returns the cached copy of the batch with the given number, counted from 1.
+
+        Copies of batches 1, 2, 4, 8, ... are kept to compare the batches between workers (`keep_samples`). Returns None
+        if there is no copy.
+        """
         return None if self._samples is None else self._samples.get(number)
 
     def drop_sample(self, number: int) -> None:
@@ -241,7 +245,10 @@ class GlobalBatches:
         }
 
     def as_of_now(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns an earlier result of `get_state` with the pass counter updated to its current value."""
+        """Returns the read position `state` with the current value of the iteration counter.
+
+        `state` is an earlier result of `get_state`.
+        """
         return {**state, "source": self._source.as_of_now(self._cursor, state["source"])}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -283,7 +290,10 @@ class ElementsInTurn:
 
     @property
     def ends_together(self) -> bool:
-        """Whether all workers stop when one worker has no more data; True for scalars, which have no empty batches."""
+        """Whether all workers stop when one worker has no more data.
+
+        True for scalars: a worker without data cannot continue with empty batches of scalars.
+        """
         return self._scalars
 
     @property
@@ -366,7 +376,10 @@ class ElementsInTurn:
         }
 
     def as_of_now(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns an earlier result of `get_state` with the pass counters updated to their current values."""
+        """Returns the read position `state` with the current values of the iteration counters.
+
+        `state` is an earlier result of `get_state`.
+        """
         places = zip(self._sources, self._cursors, state["sources"], strict=True)
         return {**state, "sources": [source.as_of_now(cursor, position) for source, cursor, position in places]}
 

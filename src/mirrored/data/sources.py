@@ -102,9 +102,10 @@ class Source(abc.ABC):
 
     @property
     def final_rebatch_size(self) -> int | None:
-        """The batch size of a `rebatch` at the end of the dataset; None if there is no such `rebatch`.
+        """The batch size set by a final `rebatch` operation of the dataset.
 
-        Operations such as `map` and `prefetch` may follow it. The size may differ when a position is restored.
+        Operations such as `map` and `prefetch` may follow the `rebatch`. None if there is no such `rebatch`. The size
+        may differ when a position is restored.
         """
         return None
 
@@ -156,7 +157,7 @@ class Source(abc.ABC):
         """
 
     def as_of_now(self, cursor: Cursor, state: Any) -> Any:
-        """Returns an earlier read position with the pass counter updated to the iterator's current value.
+        """Returns the read position `state` with the current value of the iteration counter.
 
         A position that belongs to a batch was made when the batch was read ahead.
         """

@@ -63,7 +63,7 @@ class Place:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers in the membership epoch, i.e. until the set of workers changes again."""
+        """The number of workers in the membership epoch."""
         return len(self.addresses)
 
 
@@ -137,9 +137,9 @@ class Link:
             self._send(kind="port", port=self.sockets.own)
 
     def hold(self, epoch: int) -> Callable[[], None]:
-        """Records that a thread of this worker still uses the coordination service of an earlier membership epoch.
+        """Records that this worker still uses the coordination service of a membership epoch.
 
-        The next `arrive` tells the launcher.
+        The worker has left or is leaving the epoch. The next `arrive` tells the launcher, which then keeps the service.
 
         Returns:
             A function that tells the launcher that the work has ended. It can be called in any thread.
@@ -185,8 +185,8 @@ class Link:
         if self._must_leave:
             raise WorkersChanged
 
-    def suspect(self, seconds: float, *, tell: bool) -> bool:
-        """Waits for the launcher's command to leave the membership epoch; returns False if none came within `seconds`.
+    def wait_for_leave_command(self, seconds: float, *, tell: bool) -> bool:
+        """Waits for the launcher's command to leave the membership epoch, and returns whether the command came.
 
         Args:
             seconds: How long to wait.

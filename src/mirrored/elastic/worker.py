@@ -75,7 +75,7 @@ class Worker:
 
     def _failed_by_membership_change(self, _: Exception) -> bool:
         """Returns whether a snapshot failed because the set of workers changes; runs in a background thread."""
-        return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=False)
+        return self._link.wait_for_leave_command(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=False)
 
     # Joining
 
@@ -128,8 +128,8 @@ class Worker:
             return False
         # The collective may fail long before the launcher notices that a worker is lost, at worst by its heartbeat.
         if any(_is_of_collective(one) for one in chain(error)):
-            return self._link.suspect(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=True)
-        return self._link.suspect(_NEWS_SECONDS, tell=False)
+            return self._link.wait_for_leave_command(HEARTBEAT_SECONDS.read() + _MARGIN_SECONDS, tell=True)
+        return self._link.wait_for_leave_command(_NEWS_SECONDS, tell=False)
 
     def _leave(self, place: Place) -> None:
         """Frees a membership epoch's resources: threads, arrays, programs, backends and coordination client."""

@@ -36,7 +36,9 @@ def _has_size(step: Node) -> bool:
 
 
 def recorded_of(node: Node) -> dict[str, list[str]]:
-    """Returns the operations' arguments that belong in a read position, as lists keyed by kind, e.g. ``grouping``.
+    """Returns the operation arguments that a dataset's saved read position contains.
+
+    The result is a dict of lists, with one list for each purpose:
 
     - ``settings``, ``arguments``: those with which the elements before the position were read. Earlier versions did not
       record the second ones.
@@ -159,7 +161,10 @@ def _before_batches(node: Node) -> tuple[Node, int]:
 
 
 def is_in_first_epoch(state: dict[str, Any], node: Node) -> bool:
-    """Returns whether a position lies in the first epoch for both the saved and the new epoch length; False if unknown.
+    """Returns whether a read position is certainly within the first epoch of `repeat`.
+
+    The number of examples per epoch has changed since the position was saved. The position must be within the first
+    epoch for the old and the new number; the result is False if that is unknown.
 
     Args:
         state: The position, of a dataset with another number of examples per epoch.
@@ -278,7 +283,10 @@ def _keeps_all_examples(count: int, size: int, repeat: Node, step: Node) -> bool
 
 
 def dropped_remainder_error(saved: str, own: str) -> ArgumentError:
-    """Creates the error for restoring a position with a new batch size although epochs dropped incomplete batches."""
+    """Creates the error for restoring a read position after the batch size has changed.
+
+    The dataset has ``drop_remainder=True`` before `repeat` or `concatenate`. Another batch size drops other examples.
+    """
     return ArgumentError(
         "DatasetIterator.set_state",
         found=f"the position was saved with {saved}, this dataset is {own}",

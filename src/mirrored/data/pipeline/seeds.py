@@ -86,7 +86,10 @@ class FunctionPasses:
         self.number, self.next, self._resets = number, 0, GlobalSeed.resets
 
     def get_state(self) -> tuple[int, int, int]:
-        """Returns the stream and pass numbers, so that `set_state` can undo later changes."""
+        """Returns the random-stream number and the iteration counters of this operation.
+
+        `set_state` restores them.
+        """
         return self.number, self.next, self._resets
 
     def set_state(self, state: tuple[int, int, int]) -> None:
@@ -110,9 +113,10 @@ class FunctionEpochs:
         return max((step.next for step in self._steps), default=0)
 
     def begin(self) -> tuple[int, int]:
-        """Counts a new pass over the dataset; returns the random stream's number and the pass's number.
+        """Counts a new iteration over the dataset, and returns two seed numbers for the user functions.
 
-        In a function of another dataset, both depend on the element, not on the threads that call the function.
+        They are the number of the random stream and that of the iteration. In a function of another dataset, both
+        depend on the element, not on the threads that call the function.
         """
         if not self._steps:
             return 0, 0
@@ -137,7 +141,10 @@ class FunctionEpochs:
                 self._steps[0].number = number
 
     def get_state(self) -> list[tuple[int, int, int]]:
-        """Returns the stream and pass numbers, so that `set_state` can undo later changes."""
+        """Returns the random-stream numbers and iteration counters of the dataset's user functions.
+
+        `set_state` restores them.
+        """
         return [step.get_state() for step in self._steps]
 
     def set_state(self, state: Iterable[tuple[int, int, int]]) -> None:
@@ -190,7 +197,10 @@ class Epochs:
         return {id(step): step.seed if step.passes.seed is None else step.passes.seed for step in self._steps}
 
     def continue_with(self, number: int, seeds: Mapping[int, int]) -> None:
-        """Sets the number of the next pass in every random operation, and the given seeds, keyed by `id(operation)`."""
+        """Sets the iteration number and the seeds that the dataset's random operations use next.
+
+        The dict `seeds` is keyed by `id(operation)`. Operations that it lacks keep their seed.
+        """
         for step in self._steps:
             step.passes.next = number
             step.passes.seed = seeds.get(id(step), step.passes.seed)

@@ -98,14 +98,14 @@ class Scanned(StatefulStep):
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """Binds `state` and `element` to a function, because `calling.call` would unpack a tuple into several arguments."""
+    """A callable that ignores its arguments and returns `function(state, element)`."""
 
     function: Callable[[Any, Any], Any]
     state: Element
     element: Element
 
     def __call__(self, *_: object) -> Any:
-        return self.function(self.state, self.element)
+        return self.function(self.state, self.element)  # `calling.call` would unpack a tuple into several arguments
 
 
 class NextState(Given):

@@ -84,7 +84,11 @@ class IterableSource(CursorNode):
         return IterableCursor(self._make, self._convert, self._note_first)
 
     def take_first(self) -> Element | None:
-        """Removes and returns the first element that the latest restore has read again; None if there is none."""
+        """Removes and returns the cached first element of the iterable.
+
+        A restored iterator caches the element when it reads the elements before its position again. Returns None if no
+        element is cached.
+        """
         firsts = self._firsts  # type: ignore[attr-defined]
         return firsts.pop() if firsts else None
 
@@ -130,7 +134,10 @@ class _GuardedIterator:
 
     @property
     def gi_frame(self) -> Any:
-        """The frame of the wrapped generator, or None after its end; `self` if no generator is wrapped."""
+        """The `gi_frame` of the wrapped generator, which is None after the generator has ended.
+
+        For an iterator that is no generator, the value is `self`, so that it is never None.
+        """
         return getattr(self._iterator, "gi_frame", self)
 
     def __next__(self) -> Any:

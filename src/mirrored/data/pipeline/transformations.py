@@ -66,7 +66,10 @@ class Transformation(IndexedNode):
 
 
 class CursorTransformation(Transformation, CursorNode):
-    """Base class of transformations whose sequential form Grain does not have."""
+    """Base class of transformations that process sequential datasets without Grain.
+
+    Grain lacks their sequential form, so an iterator of this package computes the elements.
+    """
 
     def in_sequence(self, run: Run) -> Any:
         return CursorNode.stream(self, run)
