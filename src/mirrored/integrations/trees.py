@@ -47,9 +47,9 @@ class Bridge(Protocol):
         ...
 
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
-        """Returns the variable that stores the content of `value`, and a function that converts new values for it.
+        """Returns the `mirrored.Variable` behind `value`, and a function that converts new values for the variable.
 
-        None: `value` is another object.
+        None if the adapter does not assign such values.
         """
         ...
 

@@ -158,10 +158,10 @@ class NNXBridge:
         return list(nnx.merge(graph, state))
 
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
-        """Returns the variable that stores the random keys in `value`, and a function that converts keys to raw data.
+        """Returns the `mirrored.Variable` that stores NNX random keys, and the function that converts new keys.
 
-        None for other values, and for keys set by `split_rngs`. In replicas, which derive keys from the stored ones,
-        the function only checks that the keys are those that the replica reads.
+        The function returns the raw data of the keys. In replicas, which derive keys from the stored ones, it checks that
+        the keys are those that the replica reads. The result is None for other values, and for keys set by `split_rngs`.
         """
         content = held(value) if isinstance(value, nnx.Variable) else None
         if not isinstance(content, ReplicaKey) or borrowed(content) is not None:

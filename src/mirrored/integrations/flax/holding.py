@@ -85,7 +85,7 @@ def variables_in_state(state: State[Any, Any]) -> list[tuple[tuple[Any, ...], An
 
 
 def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps NNX's function that returns the current JAX trace, to skip the traces of gradient tapes.
+    """Wraps NNX's `current_jax_trace` function to ignore the traces of gradient tapes.
 
     A tape only records operations, so it is not a trace level of its own for NNX.
     """

@@ -51,7 +51,7 @@ def _over_replicas(update: Callable[..., Any]) -> Callable[..., Any]:
                 "(optax.chain) change the sums; mirrored.optimizers take the argument",
             )
         if grads is None or not _is_distributed(model):
-            _check_belongs(model, grads)
+            _check_plain_parameters(model, grads)
             given = (model,) if grads is None else (model, grads)
             return _as_constants(model, update(self, *given, **kwargs))
         for variable in jax.tree.leaves(self, is_leaf=_is_nnx_variable):
@@ -97,8 +97,8 @@ def _filled(grads: PyTree, parameters: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(filled, grads, parameters, is_leaf=lambda leaf: leaf is None)
 
 
-def _check_belongs(model: PyTree, grads: PyTree) -> None:
-    """Raises ContextError if plain-array parameters would be updated by several replicas or from tape gradients.
+def _check_plain_parameters(model: PyTree, grads: PyTree) -> None:
+    """Raises ContextError if an NNX optimizer cannot update the model's plain arrays correctly.
 
     Gradients of a tape with respect to arrays are None, which optax does not accept. The replicas of a run get copies
     of a model that is an argument of `run`, and each would update its own copy, by the gradients of its own batch.

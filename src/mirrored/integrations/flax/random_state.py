@@ -116,7 +116,10 @@ def in_replicas() -> bool:
 
 
 class _Outside:
-    """A dictionary key for code outside of `strategy.run` and compiled functions, in place of a variable store."""
+    """Type of the dictionary key for temporary random states outside `strategy.run` and compiled functions.
+
+    Inside, the key is the variable store of the outermost run or function.
+    """
 
 
 _Stacks = weakref.WeakKeyDictionary[Any, dict["int | None", list[Any]]]
@@ -149,9 +152,9 @@ def borrowed(content: Variable | ReplicaKey) -> Any:
 
 
 def assign_random_state(content: Variable | ReplicaKey, value: Any, by_user: bool) -> bool:
-    """Sets or discards a random state's temporary value; returns whether that completes the assignment.
+    """Sets or discards the temporary value of an NNX random state.
 
-    The assignment is made by `nnx.split_rngs`, `nnx.restore_rngs` or the program.
+    The assignment is made by `nnx.split_rngs` (sets a value), `nnx.restore_rngs` (discards it) or the program.
 
     Args:
         content: The keys or the count.
@@ -234,7 +237,7 @@ def _place() -> tuple[Any, int | None]:
 
 
 def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps an NNX function such as `nnx.split_rngs` to set temporary values of random states.
+    """Wraps `nnx.split_rngs` or a similar function to change random states only temporarily.
 
     `nnx.restore_rngs` discards the temporary values. A value that has the variable's shape and is equal on all replicas
     is an ordinary assignment instead.
@@ -243,7 +246,10 @@ def replacing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def restoring(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `nnx.restore_rngs` to discard the temporary values that `nnx.split_rngs` has set."""
+    """Wraps `nnx.restore_rngs` to discard temporary random states.
+
+    `nnx.split_rngs` has set them.
+    """
     return _during("restoring", function)
 
 

@@ -163,10 +163,10 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _copying(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the constructor that NNX calls to unflatten a variable; in a transform, the copy holds a plain value.
+    """Wraps the NNX variable constructor `_new` so that variables in JAX transforms hold plain arrays.
 
-    Inside a transform the new variable gets the plain value, so it is a copy. NNX propagates its changes to the
-    original variable when the transform returns.
+    NNX calls the constructor to unflatten a variable. Inside a transform the new variable gets the plain array, so it
+    is a copy. NNX propagates its changes to the original variable when the transform returns.
     """
 
     @functools.wraps(make)

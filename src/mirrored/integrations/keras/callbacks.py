@@ -114,7 +114,7 @@ def _saving_steps(save: Callable[..., None]) -> Callable[..., None]:
             _write(self, save)
             return
         writes = writes_here(_CALLED, Path(self.backup_dir).absolute())
-        write = lambda: _write(self, save) if writes else _read_along(self)  # noqa: E731
+        write = lambda: _write(self, save) if writes else _save_and_discard(self)  # noqa: E731
         on_all_workers(_CALLED, "wait until the backup is written", write)
 
     return saving_steps
@@ -179,8 +179,11 @@ def _get_note(file: h5py.File) -> str | None:
     return None if note is None else str(note)
 
 
-def _read_along(callback: BackupAndRestore) -> None:
-    """Takes part in the collectives of another worker's backup, by saving the weights to a temporary folder."""
+def _save_and_discard(callback: BackupAndRestore) -> None:
+    """Saves the weights to a temporary folder while another worker writes the backup.
+
+    Saving runs collectives, in which all workers must take part.
+    """
     with tempfile.TemporaryDirectory() as folder:
         callback.model.save_weights(os.path.join(folder, "unused.weights.h5"))
 

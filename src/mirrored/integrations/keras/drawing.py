@@ -28,9 +28,10 @@ keras = load()
 
 
 class MissingKey(BaseException):
-    """Raised to interrupt the trace of a step that draws from a random stream whose key the step has not received.
+    """Raised to interrupt the trace of a Keras step that lacks the key of a random stream.
 
-    It is no `Exception`, because Keras and users' code catch those.
+    The step draws from the stream, and is then traced again with the key as an input. This class is no `Exception`,
+    because Keras and users' code catch those.
     """
 
     def __init__(self, stream: Variable) -> None:
@@ -51,8 +52,10 @@ class StepKeys:
         self._missing = missing
         self._scopes = 0
 
-    def entered(self) -> tuple[dict[int, Any], Callable[[Variable], Any]]:
-        """Returns the random stream states for a new `StatelessScope`, and a function that creates missing states.
+    def initial_states(self) -> tuple[dict[int, Any], Callable[[Variable], Any]]:
+        """Returns the initial states of the random streams for a new `StatelessScope`.
+
+        The second result is a function that creates the state of a stream that the first one lacks.
 
         Each scope of a step has other states, because it begins anew: forward pass, loss, metrics.
         """
@@ -80,7 +83,10 @@ _keys: contextvars.ContextVar[StepKeys | None] = contextvars.ContextVar("_keys",
 
 
 def step_keys() -> StepKeys | None:
-    """Returns the keys of the training step that is being traced or run; None outside Keras' own steps."""
+    """Returns the random keys of the Keras step that is being traced or run.
+
+    None outside Keras' own steps.
+    """
     return _keys.get()
 
 

@@ -95,9 +95,10 @@ class FitCallback(_Callback):  # type: ignore[misc]
                 self._again = begin_snapshot(self._to_restore_again()).finish()
 
     def _to_restore_again(self) -> Checkpoint:
-        """Returns a checkpoint of the state that `fit` changes after its restore, and that must be restored again.
+        """Returns a checkpoint of the objects that a resumed `fit` must restore a second time.
 
-        `fit` resets the metrics when an epoch begins, and repeated callback methods can change the model.
+        After the first restore, `fit` resets the metrics when an epoch begins, and repeated callback methods can change
+        the model.
         """
         model = self.fit_model
         metrics = list(model.metrics)

@@ -33,7 +33,10 @@ class NotedResults:
         self._logs: dict[str, tuple[Metric, int] | None] = {}
 
     def note(self, metric: Metric, result: PyTree) -> None:
-        """Stores the arrays of a metric's result, to recognize them among the logs later."""
+        """Records the arrays that a metric has returned as its result.
+
+        Logs of the step that are the same arrays are recognized as this result.
+        """
         self._returned += [(metric, index, leaf) for index, leaf in enumerate(jax.tree.leaves(result))]
 
     def watching(self, step: Callable[[PyTree], Any]) -> Callable[[PyTree], Any]:

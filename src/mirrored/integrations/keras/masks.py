@@ -33,7 +33,10 @@ class _Masked(NamedTuple):
 
 
 def connect_masks(model_class: type[Model]) -> None:
-    """Patches `keras.Model` so that predictions keep their masks in Keras' own training step."""
+    """Patches `keras.Model` so that the metrics of `fit` ignore masked entries of predictions.
+
+    This applies to Keras' own training step. A step of the user's own gets predictions as Keras returns them.
+    """
     replace("keras", model_class, "train_step", _noting(model_class.train_step))
     replace("keras", model_class, "compute_loss_and_updates", _attaching(model_class.compute_loss_and_updates))
     replace("keras", model_class, "_update_metrics_variables", _restoring(model_class._update_metrics_variables))

@@ -28,7 +28,7 @@ from mirrored.integrations.keras.private import (
     call_outside_of_stateless_scopes,
     has_loop_state,
     keras_state,
-    regroup_loop_state,
+    map_pending_state,
     resume_sync,
     set_loop_state,
 )
@@ -77,7 +77,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a Keras step to renew the effect of `withhold` if the model's variables were read during the step.
+    """Wraps a Keras step so that later reads of variables return the newest values.
 
     The generator, the trace of a step, or an uncompiled step may read variables. They get the values from before the
     step, and the loop goes on with those that the step returns, or has stored before an exception such as Ctrl-C.
@@ -127,8 +127,11 @@ def _named(model: Model, state: Sequence[Sequence[Any]]) -> dict[str, Any]:
     return found
 
 
-def kept_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state` so that reading a variable during a training loop returns its newest value."""
+def with_newest_reads(get_state: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Keras' `Trainer._get_jax_state` so that variables return their newest values during a training loop.
+
+    Values of an earlier loop that are not assigned yet are assigned first.
+    """
 
     @functools.wraps(get_state)
     def getting(self: Model, **which: bool) -> Any:
@@ -185,7 +188,7 @@ class _LoopValueSync:
         self.has_synced = False
 
     def begin(self) -> None:
-        """Makes the variables call this object before they are read or assigned the next time."""
+        """Registers this object as the callback for each variable's next read or assignment."""
         self.has_synced = False
         for one in itertools.chain.from_iterable(self.groups.values()):
             if isinstance(getattr(one, "mirrored", None), Variable):
@@ -198,7 +201,10 @@ class _LoopValueSync:
         lose_deleted(variable)
 
     def before_write(self, variable: Variable) -> None:
-        """Copies the training loop's values to the model now: a later copy would overwrite the user's assignment."""
+        """Copies the training loop's values to the model before a variable is assigned.
+
+        A later copy would overwrite the assigned value. Has no effect if Keras assigns the values of the loop.
+        """
         if not is_from_fit():
             variable.supply_value()
 
@@ -227,7 +233,7 @@ def newest_first(sync: Callable[..., Any]) -> Callable[..., Any]:
         if newest:
             _, state = newest[0]
             set_loop_state(self, dict(zip(_GROUPS_OF[len(state)], state, strict=True)))
-        regroup_loop_state(self, functools.partial(_in_present_groups, self))
+        map_pending_state(self, functools.partial(_in_present_groups, self))
         result = sync(self)
         if newest:
             newest.clear()

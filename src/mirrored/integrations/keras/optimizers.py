@@ -76,7 +76,10 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped_dispatch(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `MultiOptimizer.apply` to accept `mirrored` variables; its optimizers sum the gradients over replicas."""
+    """Wraps `MultiOptimizer.apply` of Keras to accept `mirrored` variables.
+
+    The optimizers that `apply` calls sum the gradients over replicas.
+    """
 
     @functools.wraps(apply)
     def dispatch(
@@ -310,9 +313,10 @@ def _overwrites(variable: KerasVariable) -> bool:
 
 
 def _maxima(called: str, context: ReplicaContext, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-    """Returns the maximum over replicas of each value that overwrites a variable; None for other variables.
+    """Returns the maximum over replicas of each gradient that replaces a variable's value.
 
-    Keras combines several such values in the same way.
+    These are the gradients of variables with `overwrite_with_gradient`. The result has None for other variables. Keras
+    combines several such values in the same way.
     """
     if context.num_replicas_in_sync == 1 or not any(map(_overwrites, variables)):
         return [grad if _overwrites(one) else None for grad, one in zip(grads, variables, strict=True)]

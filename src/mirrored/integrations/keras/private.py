@@ -197,7 +197,7 @@ class KerasValue:
 
 
 def drop_initializer(variable: KerasVariable) -> None:
-    """Marks a Keras variable as initialized, although Keras has deferred its initialization."""
+    """Removes a Keras variable's initializer, which marks the variable as initialized."""
     variable._initializer = None
 
 
@@ -276,7 +276,10 @@ def initial_epoch(model: Model) -> int:
 
 
 def purge_variables(model: Model, **groups: bool) -> None:
-    """Releases the arrays of a model's variables while Keras' training loop holds the values."""
+    """Removes the arrays of the selected variable groups from a Keras model.
+
+    Keras' training loop holds the values meanwhile, and assigns them later.
+    """
     model._purge_model_variables(**groups)
 
 
@@ -287,10 +290,11 @@ def set_loop_state(model: Model, state: dict[str, Any] | None) -> None:
         model._jax_state_synced = False
 
 
-def regroup_loop_state(model: Model, regrouped: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Applies a function to the dict of values that Keras' `jax_state_sync` has yet to assign to a model's variables.
+def map_pending_state(model: Model, regrouped: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Applies a function to the dict of values that Keras' `jax_state_sync` will assign to variables.
 
-    The dict maps a category, such as ``"trainable_variables"``, to the values of its variables.
+    Does nothing if the values are already assigned. The dict maps a category, such as ``"trainable_variables"``, to the
+    values of its variables.
     """
     state = getattr(model, "_jax_state", None)
     if state and not model._jax_state_synced:
@@ -298,7 +302,10 @@ def regroup_loop_state(model: Model, regrouped: Callable[[dict[str, Any]], dict[
 
 
 def has_loop_state(model: Model) -> bool:
-    """Returns whether a training loop has set values for `jax_state_sync`, even if they are already assigned."""
+    """Returns whether Keras has stored a training loop's values for `jax_state_sync`.
+
+    The values may already be assigned to the variables.
+    """
     return bool(getattr(model, "_jax_state", None))
 
 
@@ -321,7 +328,10 @@ def set_current_epoch(callback: BackupAndRestore, epoch: int) -> None:
 
 
 def set_last_batch(callback: BackupAndRestore, batch: int) -> None:
-    """Sets the batch index from which `BackupAndRestore` counts batches until its next backup."""
+    """Sets the index of the last batch that `BackupAndRestore` has counted.
+
+    The callback counts the batches until its next backup from there.
+    """
     callback._last_batch_seen = batch
 
 

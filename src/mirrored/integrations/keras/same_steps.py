@@ -39,7 +39,7 @@ class SamePrograms:
         self._known: set[str] = set()
 
     def arrive(self) -> None:
-        """Records the start of a step call in the collective log."""
+        """Records the start of a Keras step in the watchdog's log of collectives."""
         self._line = user_lines()
         collective_log.arrive(self._place, self._line)
 

@@ -41,7 +41,7 @@ class ScopeStore(VariableStore):
         self._streams: dict[int, Any] = {}
         self._later: Callable[[Variable], Any] | None = None
         if keys is not None:
-            self._streams, self._later = keys.entered()
+            self._streams, self._later = keys.initial_states()
 
     def whole(self, variable: VariableLike) -> Any:
         """Returns a variable's value in the `StatelessScope`, or the ordinary value if the scope has none."""
@@ -66,11 +66,17 @@ class ScopeStore(VariableStore):
             self._scope.add_update((view, value))
 
     def local(self, variable: VariableLike, replica: int) -> Any:
-        """Returns a variable's value for one replica: the same as `whole`, because a stateless call has no replicas."""
+        """Returns a variable's value, regardless of the replica.
+
+        A stateless call has no replicas, so this is the value that `whole` returns.
+        """
         return self.whole(variable)
 
     def set_local(self, variable: VariableLike, replica: int, value: Operand, where: str) -> None:
-        """Assigns a variable's value for one replica, by `set_whole`, because a stateless call has no replicas."""
+        """Assigns a variable's value, regardless of the replica.
+
+        A stateless call has no replicas, so this is the same as `set_whole`.
+        """
         self.set_whole(variable, value, where)
 
     def restoring(self, variable: VariableLike) -> Callable[[], None]:

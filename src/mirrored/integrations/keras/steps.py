@@ -100,7 +100,11 @@ def kind_of_state(which: dict[str, bool]) -> str:
 
 
 def stateless(get_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state` to return empty lists if the model overrides ``train_step(self, data)``."""
+    """Wraps `Trainer._get_jax_state` to return no values if the model's step takes only the batch.
+
+    Such a step, as in TensorFlow's ``train_step(self, data)``, reads and assigns the variables itself. The returned
+    lists are empty.
+    """
 
     @functools.wraps(get_state)
     def getting(self: Model, **which: bool) -> Any:
@@ -127,10 +131,11 @@ def building_with_call(build: Callable[..., Any]) -> Callable[..., Any]:
     return building
 
 
-def made_for(model: Model, kind: str) -> Callable[..., Any]:
-    """Returns a function ``(state, batch iterator) -> (outputs, state)`` that runs steps of a model.
+def make_step_function(model: Model, kind: str) -> Callable[..., Any]:
+    """Returns a function that runs the next steps of a Keras model with batches from an iterator.
 
-    One call runs `model.steps_per_execution` steps, or fewer at the end of the data.
+    The signature is ``(state, batch iterator) -> (outputs, state)``. One call runs `model.steps_per_execution` steps,
+    or fewer at the end of the data.
 
     Args:
         model: A model with a TensorFlow-style step.

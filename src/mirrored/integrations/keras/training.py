@@ -41,10 +41,10 @@ from mirrored.integrations.keras.masks import connect_masks
 from mirrored.integrations.keras.newest import (
     GROUPS_OF_STEP,
     kept_by_fit,
-    kept_state,
     kept_steps,
     newest_first,
     variables_of,
+    with_newest_reads,
 )
 from mirrored.integrations.keras.own_data import own_or_same
 from mirrored.integrations.keras.private import Distribution, backend_distribution
@@ -52,7 +52,7 @@ from mirrored.integrations.keras.steps import (
     BARE_ELEMENTS,
     building_with_call,
     connect_steps,
-    made_for,
+    make_step_function,
     stateless,
     takes_data_alone,
 )
@@ -229,7 +229,7 @@ def _parts_of(batch: PyTree) -> Parts | None:
 def wrap_model(model_class: type[Model]) -> None:
     """Patches `fit`, `evaluate` and `predict` of `keras.Model` to use all devices of the model's strategy."""
     get_state = on_one_device(model_class._get_jax_state, _device_of)
-    replace("keras", model_class, "_get_jax_state", stateless(kept_state(get_state)))
+    replace("keras", model_class, "_get_jax_state", stateless(with_newest_reads(get_state)))
     replace("keras", model_class, "_symbolic_build", building_with_call(model_class._symbolic_build))
     replace("keras", model_class, "_make_function", kept_steps(model_class._make_function))
     replace("keras", model_class, "_purge_model_variables", kept_by_fit(model_class._purge_model_variables))
@@ -314,7 +314,7 @@ def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
         )  # Here Keras has created all variables.
         if takes_data_alone(self, kind):
             if force or getattr(self, made) is None:
-                setattr(self, made, made_for(self, kind))
+                setattr(self, made, make_step_function(self, kind))
             return getattr(self, made)
         step = getattr(self, made)
         # The function fixes the numbers of trainable and other weights, which change with `layer.trainable`.
@@ -359,7 +359,10 @@ def _fed(argument: object, strategy: Strategy | None, called: str, has_steps: bo
 
 
 def _has_bare_elements(x: object) -> bool:
-    """Returns whether `x` is a dataset whose elements are not tuples, which Keras packs into tuples."""
+    """Returns whether `x` is a dataset whose elements are not tuples.
+
+    Keras packs such elements into tuples.
+    """
     if isinstance(x, KerasBatches):  # the validation of `fit` gets the dataset that `fit` was given
         return x.has_bare_elements
     return _is_dataset(x) and not isinstance(getattr(x, "element_spec", None), tuple)

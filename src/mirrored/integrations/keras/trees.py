@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class KerasBridge:
-    """The adapter through which `assign` and `unmirror` accept Keras variables; `mirror` returns them unchanged."""
+    """Adapter that lets `mirrored.assign` and `mirrored.unmirror` accept Keras variables.
+
+    `mirrored.mirror` returns Keras variables unchanged.
+    """
 
     def converts(self, value: object) -> bool:
         """Returns whether `value` is a Keras variable."""
