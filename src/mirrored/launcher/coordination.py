@@ -73,7 +73,7 @@ class SingleMachine(Coordination):
             return [f"127.0.0.1:{port}" for port in ports]
 
     def news(self) -> str | None:
-        """Returns None, because there are no other machines whose workers could have been ended."""
+        """Returns None, because no other machine can report failures."""
         return None
 
     def tell(self, reason: str) -> None:

@@ -388,7 +388,7 @@ class ElasticSupervisor(Supervisor):
         is_member = epoch is None or key in epoch.members
         if self._membership.has_ended:
             return failure or (Failure(f"worker {key[0]} {how}", shell_code(code or 1)) if is_member else None)
-        if not member.has_arrived and self._replacements.is_hopeless(key[0]):
+        if not member.has_arrived and self._replacements.count_failed_start(key[0]):
             return self._give_up(key[0], how, code)
         self._has_lost_member = self._has_lost_member or (is_member and code != 0)
         self._record_cause(f"worker {key[0]} {how}")
@@ -410,7 +410,7 @@ class ElasticSupervisor(Supervisor):
         return self._membership.epoch is None or self._restart_reason is not None
 
     def _kill_silent(self) -> Failure | None:
-        """Kills workers that send no heartbeat, or leave or join an epoch late; returns the job's failure, or None."""
+        """Kills unresponsive workers, and returns a `Failure` if the job cannot continue."""
         # While an epoch runs, no worker waits for others, and `missing` has no meaning.
         is_incomplete = not self._membership.is_running and self._membership.missing > 0
         is_awaited = is_incomplete and any(one.has_arrived for one in self._members.values())

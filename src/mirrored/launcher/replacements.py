@@ -27,8 +27,11 @@ class Replacements:
         """Notes that the process of a worker has reached the training function."""
         self._stillborn[index] = 0
 
-    def is_hopeless(self, index: int) -> bool:
-        """Counts a process that ended before reaching the training function; returns whether to give up the worker."""
+    def count_failed_start(self, index: int) -> bool:
+        """Counts a failed start of a worker, and returns whether to stop replacing the worker.
+
+        A start has failed if the process ended before reaching the training function.
+        """
         self._stillborn[index] = self._stillborn.get(index, 0) + 1
         return self._stillborn[index] >= STILLBORN_LIMIT
 

@@ -92,7 +92,10 @@ class Worker:
                 output.write(self.rank, lines, is_error=is_error)
 
     def listen(self) -> bool:
-        """Reads the worker's messages; returns whether a failed worker asks for permission to print its error."""
+        """Reads the worker's new messages, and returns whether the worker asks to print its error.
+
+        A worker asks for this when its program has failed.
+        """
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             if self.channel.fileno() >= 0:
                 piece = self.channel.recv(1 << 16)

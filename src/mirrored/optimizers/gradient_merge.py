@@ -161,7 +161,10 @@ def as_variables(variables: PyTree) -> list[Any]:
 
 
 def in_insertion_order(variables: PyTree, found: Sequence[Variable]) -> list[Variable]:
-    """Returns the variables `found` in the order of the tree `variables`, with dict entries in insertion order."""
+    """Sorts the variables `found` in the order of the tree `variables`, and returns the sorted list.
+
+    Dict entries count in insertion order, not in the order of their keys as in JAX.
+    """
     leaves = jax.tree.leaves(variables, is_leaf=_is_leaf)
     rank = {id(leaves[at]): number for number, at in enumerate(positions_in_order(variables, is_leaf=_is_leaf))}
     return sorted(found, key=lambda variable: rank.get(id(variable), 0))
@@ -176,7 +179,10 @@ class PairsOf(list[Pair]):
 
 
 def variables_in_insertion_order(given: Sequence[Any], pairs: Sequence[Pair]) -> list[Variable]:
-    """Returns the variables of `pairs` in the order of `given`, with dict entries in insertion order."""
+    """Returns the variables of `pairs`, sorted in the order of the user's argument `given`.
+
+    Dict entries count in insertion order, not in the order of their keys as in JAX.
+    """
     variables = given.variables if isinstance(given, PairsOf) else [one for _, one in given]
     return in_insertion_order(variables, [variable for _, variable in pairs])
 

@@ -31,7 +31,7 @@ class OptimizerOptions(TypedDict, total=False):
 
 
 class _Named(Optimizer):
-    """Base class of the named optimizers."""
+    """Base class of the optimizers with a built-in update rule, such as `SGD` and `Adam`."""
 
     def __init__(
         self,

@@ -111,13 +111,18 @@ def _plain(leaf: Operand) -> Any:
 
 
 class _Name(str):
-    """The name of a variable as a dict key; its type tells the key apart from equal strings in an optax state."""
+    """A string type for dict keys that are names of variables.
+
+    The type tells such a key apart from an equal string in an optax state.
+    """
 
     __slots__ = ()
 
 
 def _dicts_by_variable(paths: Sequence[Path], parameters: Mapping[str, Any]) -> set[Path]:
-    """Returns the paths of dicts in an optax state whose keys are all names of variables, `_Name` or plain strings.
+    """Returns the paths of the dicts in an optax state that are keyed by variable names.
+
+    All keys of such a dict are names of variables, as `_Name` or plain strings.
 
     Other dicts (the hyperparameters of `optax.inject_hyperparams`, the labels of `optax.partition`) may also have keys
     that are names of variables (``"b1"``). They have other keys too, or contain the variables deeper inside.

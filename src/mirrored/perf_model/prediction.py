@@ -119,7 +119,7 @@ def make_plan(
     instruments: Instruments = _MEASURE,
     report: ReportProgress | None = None,
 ) -> ScalingPlan:
-    """Predicts the time of a detected training step for other numbers of replicas.
+    """Returns a scaling plan that predicts a training step's time for each number of replicas.
 
     The model of a step is one replica's program, followed by the all-reduces, plus dispatch.
 

@@ -147,7 +147,10 @@ class TracedStep:
             return self._lowered(elsewhere, replicas, share)
 
     def part(self, share: int, copies: int) -> ReplicaProgram:
-        """Returns the program of a replica with `share` examples, and arguments to run it on `copies` devices."""
+        """Returns one replica's program for a batch of `share` examples.
+
+        The result contains the arguments to run the program on `copies` devices at once.
+        """
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, alone):
             pure = self._pure(self._shapes_for(1, share), alone)
@@ -161,7 +164,10 @@ class TracedStep:
         )
 
     def _examples(self, leaf: Leaf, share: int, copies: int) -> Array | HostArray:
-        """Returns the argument's examples, repeated to fill `copies` batches of `share` examples."""
+        """Returns a batch argument resized to `copies` batches of `share` examples each.
+
+        The argument's examples are repeated to fill the batches.
+        """
         given = _plain(leaf)
         shape = np.shape(given) if isinstance(leaf, PerReplica) else (1, *np.shape(given))
         data = np.asarray(key_data(given))  # NumPy has no typed keys
@@ -240,7 +246,10 @@ def _resized(stacked: jax.ShapeDtypeStruct, replicas: int, old_share: int, share
 
 
 def _batch_argument(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> Any:
-    """Converts a batch ``[replicas, ...]`` to a `PerReplica`; returns `stacked[0]` if there is no device assignment."""
+    """Converts a batch of shape ``[replicas, ...]`` to the argument that the training step expects.
+
+    This is a `PerReplica`, or without a device assignment the batch of the only replica.
+    """
     if device_assignment is None:
         return stacked[0]
     return PerReplica.from_stacked(stacked, device_assignment)

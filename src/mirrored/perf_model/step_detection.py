@@ -167,7 +167,7 @@ def _kind(leaf: Leaf) -> Hashable:
 def detect_step(
     program: Callable[[], Any], *, steps: int = 10, seconds: float = 0.0, called: str = "perf_model.detect_step"
 ) -> DetectedStep:
-    """Runs a program until enough training steps were timed, and returns the detected training step.
+    """Runs a program to find and time its training step, and returns a `DetectedStep`.
 
     Context: cross-replica, with no other program in the process.
 
