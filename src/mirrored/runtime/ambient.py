@@ -258,9 +258,10 @@ def announce_write(variables: Sequence[ReadableVariable]) -> None:
 
 
 def announce_reassignment(variable: ReadableVariable, value: object) -> None:
-    """Notifies this thread's listeners that gradients of later reads of a variable flow to the assigned `value`.
+    """Notifies this thread's listeners whether gradients flow through a variable's newest assignment.
 
-    Flax NNX differentiates assignments in this way. If `value` is None, gradients flow to the variable itself.
+    Gradients of later reads flow to the assigned `value`, because Flax NNX differentiates assignments. If `value` is
+    None, they flow to the variable itself.
     """
     for listener in ambient().listeners:
         listener.on_reassign(variable, value)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @jax.custom_jvp
 def with_gradients_to(stacked: jax.Array, one: jax.Array) -> Any:
-    """Returns `stacked` unchanged; gradients of the result flow to `one` instead of `stacked`.
+    """Returns the array `stacked`, but lets gradients of the result flow to the array `one`.
 
     The array `stacked` holds the values of a sync-on-read variable, one per replica, and `one` represents the variable.
     The gradient with respect to such a variable is the sum of those with respect to its components.

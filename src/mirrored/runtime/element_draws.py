@@ -52,11 +52,14 @@ class ElementDraws:
 
     @property
     def pipeline(self) -> int:
-        """The number of the input pipeline that calls the dataset's function; 0 while the element spec is inferred."""
+        """A number that identifies the function's input pipeline.
+
+        It is 0 while the pipeline only infers its element spec.
+        """
         return self._function.pipeline
 
     def next_number(self) -> int:
-        """Draws a non-zero number that identifies an input pipeline nested in the dataset's function."""
+        """Returns a new nonzero random-stream number for a dataset that the function iterates."""
         low, high = self.next_words(self.pipeline)
         return (int(high) << 32 | int(low)) % 2**62 | 1
 
@@ -89,7 +92,10 @@ class Pipelines:
         self._lock = threading.Lock()
 
     def number_of(self, pipeline: int) -> int:
-        """Returns the number of an input pipeline, assigned at its first draw; 0 while the element spec is inferred."""
+        """Returns an input pipeline's index, with pipelines ordered by their first random draw.
+
+        The first draw assigns the index. Returns 0 while the element spec is inferred.
+        """
         if not pipeline:
             return 0
         with self._lock:
@@ -106,7 +112,10 @@ class DrewWhileTracing(BaseException):
 
 
 def element_draws() -> ElementDraws | None:
-    """Returns the `ElementDraws` of the dataset element that this thread computes; None if it computes no element."""
+    """Returns the random number generator for the dataset element that this thread computes.
+
+    None if this thread computes no element.
+    """
     return ambient().element
 
 

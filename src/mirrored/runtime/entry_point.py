@@ -82,7 +82,7 @@ def restoring(function: F) -> F:
 
 
 def entry_point(function: F) -> F:
-    """Wraps a public function with `restoring`, and hides internal frames in tracebacks."""
+    """Wraps a public function to restore this thread's state after exceptions and to hide internal traceback frames."""
     return hides_frames(restoring(function))
 
 

@@ -171,7 +171,10 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the module spec that other finders find for a framework, with a loader that also calls `connect`."""
+        """Returns a framework's module spec, with a loader that calls `connect` after the import.
+
+        Other import hooks find the spec. The result is None for other modules.
+        """
         if fullname not in self._awaited or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
@@ -230,17 +233,19 @@ class IteratedWhileTracing(BaseException):
 
 
 class IteratedAsPython:
-    """Marker base class of datasets and iterators: a compiled function's first call with one of them is not traced.
+    """Marker base class of datasets and iterators that compiled functions iterate in plain Python.
 
-    The call runs as Python, because a trace would execute the code before the loop once more. If the call takes no
-    elements, later calls are compiled.
+    A compiled function's first call with one of them runs as Python, because a trace would execute the code before the
+    loop once more. If the call takes no elements, later calls are compiled.
     """
 
     __slots__ = ()
 
 
 class EndOfElements(StopIteration):
-    """The `StopIteration` at a dataset's end, in a `mirrored.function` that runs as Python instead of being traced.
+    """The `StopIteration` at a dataset's end inside an untraced `mirrored.function`.
+
+    A function that iterates over a dataset runs as Python instead of being traced.
 
     Args:
         error: The error that the caller of the driven function receives if no loop handles the end.
@@ -278,7 +283,7 @@ def note_iteration() -> None:
 
 
 class RunInterceptor:
-    """Compiles and caches the functions that a `mirrored.function` running as Python passes to `Strategy.run`.
+    """Compiles and caches the functions passed to `Strategy.run` in an untraced `mirrored.function`.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
     code and the values that it closes over, has as defaults, or is bound to (`closure_key`).
