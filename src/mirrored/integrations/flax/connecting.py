@@ -160,8 +160,9 @@ class NNXBridge:
     def assignment_target(self, value: object) -> tuple[Variable, Callable[[Any], Any]] | None:
         """Returns the `mirrored.Variable` that stores NNX random keys, and the function that converts new keys.
 
-        The function returns the raw data of the keys. In replicas, which derive keys from the stored ones, it checks that
-        the keys are those that the replica reads. The result is None for other values, and for keys set by `split_rngs`.
+        The function returns the raw data of the keys. In replicas, which derive keys from the stored ones, it checks
+        that the keys are those that the replica reads. The result is None for other values, and for keys set by
+        `split_rngs`.
         """
         content = held(value) if isinstance(value, nnx.Variable) else None
         if not isinstance(content, ReplicaKey) or borrowed(content) is not None:
