@@ -94,7 +94,7 @@ class RunScales(RunInterceptor):
         self._trace = trace
         self._noted: dict[Any, tuple[Any, Callable[..., Any], Any, Any]] = {}
 
-    def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+    def for_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
         """Records a `strategy.run` call with uneven batches, and returns `function` unchanged.
 
         Only the first such call of each function is recorded.

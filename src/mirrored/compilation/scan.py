@@ -13,7 +13,7 @@ import numpy as np
 from mirrored._jax.arrays import has_host_dtype
 from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
-from mirrored.runtime.staged_values import read_again
+from mirrored.runtime.staged_values import with_gradients_to_old
 from mirrored.values.distributed_values import PerReplica
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Scan:
         carry: The places of the assigned variables among the variables' values.
         results: The results of a step that are arrays.
         derived: The places of the variables whose values keep their derivatives from one step to the next. For a tape
-            around the call, gradients of the other variables' values flow to the variables (see `read_again`).
+            around the call, gradients of the other variables' values flow to the variables (`with_gradients_to_old`).
     """
 
     step: Callable[..., list[Any]]
@@ -54,7 +54,7 @@ class Scan:
             now = list(state)
             for place, value in zip(self.carry, carried, strict=True):
                 of_variable = place not in self.derived and jnp.issubdtype(value.dtype, jnp.inexact)
-                now[place] = read_again(value, state[place]) if of_variable else value
+                now[place] = with_gradients_to_old(value, state[place]) if of_variable else value
             outs = self.step(now, outer, xs)
             return outs[: len(self.carry)], outs[len(self.carry) :]
 

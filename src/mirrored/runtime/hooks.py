@@ -307,8 +307,11 @@ class RunInterceptor:
         self._variants: dict[Hashable, int] = {}
         self.has_iterated = False
 
-    def of_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """Returns the function that `strategy.run(function, args, kwargs)` calls in place of `function`."""
+    def for_run(self, strategy: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+        """Returns the compiled version of a function that is passed to `Strategy.run`.
+
+        The run calls the result. A function that was compiled too often is returned uncompiled (`compiled`).
+        """
         return self.compiled(function)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -323,10 +326,11 @@ class RunInterceptor:
         return self._compiled[key]  # type: ignore[no-any-return]
 
     def run(self, function: Callable[..., Any], compiled: Any, run: Callable[[], Any]) -> Any:
-        """Calls `run()`; if it modified objects that `function` captures, caches `compiled` for their new contents.
+        """Executes a run and updates the cache key of its compiled function.
 
-        A trace, or an eager run of uneven batches, may change a list or dict that the function closes over. `compiled`
-        is then also cached under the key of the new contents; otherwise every later call would trace again.
+        `run` executes the run. A trace, or an eager run of uneven batches, may change a list or dict that `function`
+        closes over. `compiled` is then also cached under the key of the new contents; otherwise every later call would
+        trace again.
         """
         traces = getattr(compiled, "trace_count", 0)
         result = run()

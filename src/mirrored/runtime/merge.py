@@ -51,7 +51,10 @@ class Given(NamedTuple):
 
 
 def same_object(one: object, described: str) -> Given:
-    """Returns a `Given` that requires all replicas to pass the same Python object, such as a variable."""
+    """Returns the requirement that all replicas call a collective with the same Python object.
+
+    The object is a variable, for example. The requirement is an element of `Merge.given`.
+    """
     return Given(id(one), described, f"(id {id(one):#x})")
 
 
@@ -85,13 +88,16 @@ class Merge:
     enclosed: tuple[tuple[str, Any], ...] = ()
 
     def complete(self, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Executes the operation for all replicas; undoes variable assignments if its user code raises an exception."""
+        """Executes the operation once for all local replicas and returns one result per replica.
+
+        If a function of the user raises an exception in it, the assignments of variables are undone.
+        """
         return with_rollback(lambda: self.run(payloads)) if self.calls_user_code else self.run(payloads)
 
 
 @runtime_checkable
 class RecordsMerges(Protocol):
-    """Protocol of a gradient tape's JAX trace, which records collectives and `merge_call`."""
+    """Protocol of JAX traces that record collectives and `merge_call` on a gradient tape."""
 
     def process_merge(self, merge: Merge, payload: list[Any]) -> list[Any]:
         """Executes a collective or `merge_call`, records it on the tape, and returns results that the tape tracks.
@@ -157,8 +163,11 @@ def under_transform_error(merge: Merge) -> MergeError:
     )
 
 
-def is_refusal(error: MergeError) -> bool:
-    """Returns whether an error was created by `under_transform_error`."""
+def is_under_transform_error(error: MergeError) -> bool:
+    """Returns whether an error says that an operation was called under a JAX transform.
+
+    The operation is a collective or `merge_call`; `under_transform_error` creates the error.
+    """
     return error.found.startswith(_UNDER_TRANSFORM)
 
 

@@ -62,10 +62,11 @@ class OverlayStore(VariableStore):
         return [jnp.asarray(value) for _, value, _ in self._staged.values()]
 
     def flush(self, values: Sequence[Any]) -> None:
-        """Assigns `values` to the staged variables in the underlying store, after the differentiation.
+        """Assigns the given values to the staged variables in the underlying store.
 
-        If there is no underlying store, and for a plain variable in an eager run that has not staged it, it replaces
-        the stored value. What an optimizer updates is staged in any case: the replicas update it once.
+        It is called when the differentiation is complete. If there is no underlying store, and for a plain variable in
+        an eager run that has not staged it, it replaces the stored value. What an optimizer updates is staged in any
+        case: the replicas update it once.
 
         Args:
             values: The values, in the enclosing trace, of the tracers that `values` has returned, in the same order.

@@ -111,7 +111,10 @@ class ReplicaRunner(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Like `reduce`, but returns one copy of each result per local replica; the copies have separate gradients."""
+        """Reduces arrays over all replicas and returns one copy of each result per local replica.
+
+        Each copy has a gradient of its own. Otherwise it is like `reduce`.
+        """
 
     def all_reduce_given(self, op: Any, columns: Sequence[Sequence[Any] | None]) -> list[list[Any] | None]:
         """Like `all_reduce`, for arrays that some replicas lack; returns None for an array that no local replica has.
@@ -150,7 +153,10 @@ class ReplicaRunner(abc.ABC):
         """Returns whether all local replicas hold the same Python object."""
 
     def are_shared(self, columns: Sequence[Sequence[Any]]) -> list[bool]:
-        """Returns which leaves of a structure all replicas share, given the local replicas' values of each leaf."""
+        """Returns for each leaf of a structure whether all replicas hold the same Python object.
+
+        A column has the local replicas' values of one leaf.
+        """
         return [self.is_shared(column) for column in columns]
 
     @abc.abstractmethod
@@ -176,7 +182,10 @@ class ReplicaRunner(abc.ABC):
             self._merged[id(component)] = (component, components)  # kept, so that the id is not reused
 
     def is_merged(self, components: Sequence[Any]) -> bool:
-        """Returns whether the local replicas' values represent one object that `merge_call` has returned to them."""
+        """Returns whether the local replicas' values are copies of one object returned by `merge_call`.
+
+        The copies are tracers, which `note_merged` has recorded.
+        """
         noted = [self._merged.get(id(component), (None, None))[1] for component in components]
         return noted[0] is not None and structures.identical(noted)
 

@@ -59,7 +59,10 @@ class VariableLike(ReadableVariable, Protocol):
 
 
 class Bookkeeping:
-    """Marker base class of `mirrored`'s own containers: their references do not count as uses of a variable."""
+    """Marker base class of `mirrored`'s internal objects that refer to variables.
+
+    Such references do not count when `captured_objects.refuse_forgotten` checks that the user's code keeps a variable.
+    """
 
 
 class Created(list[Any], Bookkeeping):
@@ -123,24 +126,28 @@ class Captured(Bookkeeping):
 
 
 @jax.custom_jvp
-def read_again(newest: jax.Array, before: jax.Array) -> Any:
-    """Returns a variable's newly assigned value unchanged, and routes its gradients to the variable's old value.
+def with_gradients_to_old(newest: jax.Array, before: jax.Array) -> Any:
+    """Returns the value `newest`, whose gradients flow to the value `before` instead.
 
-    An assignment has no derivative: a gradient with respect to a value that is read after it flows to the variable, not
-    to the inputs of the assigned value. A tape around a compiled function or run sees all of that as one operation with
-    the variable as an operand, so the operand `before` carries the gradient.
+    The values are a variable's newly assigned and its old value. An assignment has no derivative: a gradient with
+    respect to a value that is read after it flows to the variable, not to the inputs of the assigned value. A tape
+    around a compiled function or run sees all of that as one operation with the variable as an operand, so the operand
+    `before` carries the gradient.
     """
     return newest
 
 
-@read_again.defjvp
-def _read_again_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+@with_gradients_to_old.defjvp
+def _with_gradients_to_old_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     return primals[0], tangents[1]
 
 
-def of_variable(variable: VariableLike, newest: jax.Array, before: Callable[[VariableLike], Any]) -> Any:
-    """Applies `read_again` to a newly assigned value; a value of a non-differentiable dtype is returned unchanged."""
-    return read_again(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
+def read_assigned(variable: VariableLike, newest: jax.Array, before: Callable[[VariableLike], Any]) -> Any:
+    """Returns a variable's newly assigned value, whose gradients flow to the variable's old value.
+
+    A value of a dtype without derivatives is returned unchanged.
+    """
+    return with_gradients_to_old(newest, before(variable)) if jnp.issubdtype(variable.dtype, jnp.inexact) else newest
 
 
 def without_derivative(value: jax.Array) -> Any:

@@ -35,7 +35,7 @@ from mirrored._typing import Leaf
 from mirrored.errors import VariableError
 from mirrored.runtime.ambient import Ambient, ReadableVariable, ambient
 from mirrored.runtime.rollback import StagedRollback
-from mirrored.runtime.staged_values import Captured, Created, Held, StagedAssignment, VariableLike, of_variable
+from mirrored.runtime.staged_values import Captured, Created, Held, StagedAssignment, VariableLike, read_assigned
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -51,7 +51,7 @@ class VariableStore(StagedRollback):
         outer: The store of the function or block around a run or block, or below an overlay.
         num_local: The number of local replicas whose components it distinguishes.
         under_tape: Whether a tape records the traced code as one operation. A value that is read after an assignment
-            then has the derivative of the variable (see `read_again`).
+            then has the derivative of the variable (see `with_gradients_to_old`).
         rereads: Whether a value was read after an assignment.
         differentiated: The variables, by `id`, whose newest assignment has a derivative (see `on_reassign`).
     """
@@ -96,11 +96,14 @@ class VariableStore(StagedRollback):
             self.differentiated -= set(map(id, variables))
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Records whether gradients flow through a variable's newest assignment (not if `value` is None)."""
+        """Records whether the newest assignment of a variable has a derivative.
+
+        It has none if `value` is None.
+        """
         self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
 
     def reread(self, variable: VariableLike, newest: Any, before: Callable[[VariableLike], Any]) -> Any:
-        """Returns a variable's newest value; gradients flow to the old value unless the assignment has a derivative.
+        """Returns the newly assigned value of a variable.
 
         An ordinary assignment has no derivative, so gradients flow to the value that `before` returns. They flow
         through an assignment by Flax NNX, which differentiates assignments.
@@ -109,7 +112,7 @@ class VariableStore(StagedRollback):
         self.rereads = True
         if not self.under_tape or id(variable) in self.differentiated:
             return newest
-        return of_variable(variable, newest, before)
+        return read_assigned(variable, newest, before)
 
     def on_device_of_merge(self, value: Any) -> Any:
         """Moves an aggregate over all replicas to the device that executes the current collective or `merge_call`."""
@@ -182,7 +185,10 @@ class FunctionStore(VariableStore):
         return self._aggregates
 
     def note_reduction(self, *, bit_identical: bool) -> None:
-        """Records whether a reduction requires bit-identical results of this compiled function."""
+        """Records whether the results of the compiled function must be bit-identical.
+
+        They must be if one of its reductions requires it.
+        """
         self.bit_identical |= bit_identical
 
     def whole(self, variable: VariableLike) -> Any:
@@ -365,7 +371,7 @@ class ReplicaStore(VariableStore):
 
 
 class LocalReplicas(Protocol):
-    """Protocol of the methods of a replica runner that `TracedReplicaStore` uses to convert values."""
+    """Protocol of replica runners that gather and split the values of local replicas."""
 
     num_local: int
     stands_for_others: bool
@@ -404,7 +410,10 @@ class TracedReplicaStore(ReplicaStore):
         self._captured: dict[tuple[int, int | None], CaptureTracer] = {}
 
     def capture(self, variable: VariableLike, local: int | None) -> CaptureTracer:
-        """Returns the tracer that stands for a variable's value or, given a `local` index, for that replica's value."""
+        """Returns the tracer that represents a variable's value in the traced run.
+
+        With the index `local`, it represents the value of that local replica.
+        """
         key = (id(variable), local)
         if key not in self._captured:
             self._captured[key] = CaptureTracer(variable.component_shape, variable.dtype, Captured(variable, local))

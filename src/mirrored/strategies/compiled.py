@@ -241,7 +241,10 @@ class _Run:
     # Checks
 
     def _analysis(self, body: Staged) -> ReplicationCheck:
-        """Returns the replication check of a traced body; the result stays valid if outputs of the body are removed."""
+        """Returns the analysis of which values in a traced body are equal on all replicas.
+
+        It stays valid if outputs of the body are removed.
+        """
         origins = [origin_of(constant) for constant in body.constants]
         origins += [Origin(label, varies=True) for label, _ in self._inputs for _ in range(self._local)]
         return check_replication(body.jaxpr, origins, axis=AXIS if len(self._device_assignment.devices) > 1 else None)
@@ -290,7 +293,7 @@ class _Run:
                 continue
             if not analysis.same(atoms):
                 raise would_differ_error(entry.variable, entry.where, _how(analysis, atoms))
-            if self._differs_eagerly(entry) and self._reads(body, entry.variable):
+            if self._is_assigned_per_replica_eagerly(entry) and self._reads(body, entry.variable):
                 warn_of_assignment_per_replica(entry.variable, entry.where, self._device_assignment.num_replicas)
         returned = [(place, leaf) for place, leaf in enumerate(self._leaves) if leaf.is_array]
         for (place, leaf), atoms in zip(returned, outputs.results, strict=True):
@@ -304,8 +307,8 @@ class _Run:
             leaf.is_replicated = False
 
     @staticmethod
-    def _differs_eagerly(entry: StagedAssignment) -> bool:
-        """Returns whether the replicas would assign the variable one after another if the run were eager."""
+    def _is_assigned_per_replica_eagerly(entry: StagedAssignment) -> bool:
+        """Returns whether an eager run would assign the variable once per replica."""
         return entry.variable.device_assignment is None and entry.whole is None and not entry.is_update
 
     @staticmethod

@@ -110,7 +110,7 @@ class StrategyExtended:
         Raises:
             ArgumentError: Integers of 64 bits do not fit into 32.
         """
-        return self._mirrored(structures.map_leaves(_current, tensor))
+        return self._mirrored(structures.map_leaves(_read_or_copied, tensor))
 
     def _mirrored(self, value: object) -> Any:
         return value if value is None else Mirrored(value, self.num_local_replicas)
@@ -322,6 +322,9 @@ class StrategyExtended:
         return f"StrategyExtended({self._strategy!r})"
 
 
-def _current(leaf: Leaf) -> Any:
-    """Returns a variable's current value; converts any other leaf with `as_given`."""
+def _read_or_copied(leaf: Leaf) -> Any:
+    """Reads a variable or copies a NumPy array.
+
+    Any other leaf is returned unchanged (`as_given`).
+    """
     return leaf.read_value() if isinstance(leaf, Variable) else as_given(leaf)

@@ -21,7 +21,7 @@ from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import announce_read
 from mirrored.runtime.staged_values import Captured
-from mirrored.strategies.tracing_runner import Passed
+from mirrored.strategies.tracing_runner import ReplicatedArgument
 from mirrored.topology.device_assignment import AXIS
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class _Constants:
                 # Read in cross-replica context, once per device.
                 [value] = fan_out(self._runner.group_of_devices, constant)
                 return value
-            case Passed(value=value, local=local):
+            case ReplicatedArgument(value=value, local=local):
                 return self._copy(value, value, local)
             case None if isinstance(constant, jax.Array) and has_gradient(constant):
                 return _without_gradient(constant)

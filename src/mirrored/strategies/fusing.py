@@ -63,9 +63,10 @@ class _Body:
         self._count = runner.num_local
 
     def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> _Values:
-        """Evaluates a jaxpr in dataflow order, but the ordered callbacks of each replica in program order.
+        """Evaluates a jaxpr in dataflow order and returns its outputs.
 
-        Equations that correspond in all local replicas are evaluated as one.
+        The ordered callbacks of each replica are evaluated in program order. Equations that correspond in all local
+        replicas are evaluated as one.
         """
         self._calls = Calls(self._runner.group_info)
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs), strict=True))

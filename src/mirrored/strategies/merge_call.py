@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 def nested_reduce(
     op: ReduceOp, arrays: Sequence[Any], local: int, replicas: int, called: str, given: tuple[bool | None, ...]
 ) -> list[Any]:
-    """Returns the results of a reduction over all replicas, traced for one replica inside a transform (`jax.grad`).
+    """All-reduces one replica's arrays inside a JAX transform.
+
+    The transform, such as `jax.grad`, is inside the replica function.
 
     Args:
         op: The reduction.
@@ -66,7 +68,10 @@ def nested_reduce(
 
 
 def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int, called: str) -> list[Any]:
-    """Returns the results of an all-gather along `axis`, traced for one replica inside a transform (`jax.grad`)."""
+    """All-gathers one replica's arrays along `axis` inside a JAX transform.
+
+    The transform, such as `jax.grad`, is inside the replica function.
+    """
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas, called)]
 
 

@@ -48,10 +48,10 @@ def slot_of(eqn: JaxprEqn) -> int | None:
 
 
 class Calls:
-    """Applies a program's equations; an empty replica slot (`Slots`) skips equations that call Python functions.
+    """Applies the equations of a program whose devices may have unequal numbers of replicas.
 
-    Only the last slot of a device can be empty. For an equation that it skips, it gets the results of the slot before,
-    which is applied first.
+    Only the last slot of a device can be empty (`Slots`). It skips equations that call Python functions. For such an
+    equation, it gets the results of the slot before, which is applied first.
 
     Args:
         group: The replicas.
@@ -66,7 +66,11 @@ class Calls:
         self._results: deque[list[Any]] = deque()
 
     def bind(self, local: int | None, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an equation to operands; `local` is the index of the equation's slot, or None if it has no slot."""
+        """Applies an equation to operands and returns the results.
+
+        `local` is the index of the slot for which the equation was traced, or None. An empty slot skips equations that
+        call Python functions.
+        """
         before, last = self._group.local - 2, self._group.local - 1
         if not self._group.padded or local not in (before, last) or not calls_python(eqn):
             return bind_equation(eqn, operands)
@@ -85,9 +89,9 @@ class Calls:
         return list(called)
 
     def _callback_unless_empty(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Applies an ordered callback that calls its Python function only on devices whose last slot has a replica.
+        """Applies an ordered callback whose Python function is skipped on devices with fewer replicas.
 
-        The host decides this, because XLA cannot. The callback has no results.
+        The last slot of these devices is empty. The host decides this, because XLA cannot. The callback has no results.
         """
         function = eqn.params["callback"]
 
@@ -147,9 +151,10 @@ class _Contained:
         return atom.val if isinstance(atom, Literal) else self._known[atom]
 
     def _read_without_gradient(self, atom: Any) -> Any:
-        """Returns an operand for the last slot of a device, without gradient on devices whose last slot is empty.
+        """Returns an operand from which no gradient flows on devices with fewer replicas.
 
-        Results of the slot's own equations are returned unchanged.
+        It is the operand of an equation of the last slot, which is empty on these devices. Results of the slot's own
+        equations are returned unchanged.
         """
         if not self._keeps_gradients or isinstance(atom, Literal) or atom in self._own:
             return self._read(atom)

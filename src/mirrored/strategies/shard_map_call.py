@@ -64,7 +64,12 @@ class Form(enum.Enum):
 
 
 class _Capture(NamedTuple):
-    """What a constant of a traced body stands for: an operand, or one local replica's value of a stacked operand."""
+    """Identifies the operand that supplies the value of a constant in a traced body.
+
+    Attributes:
+        operand: The index of the operand.
+        local: The index of the local replica whose value it is in a stacked operand; None for the whole operand.
+    """
 
     operand: int
     local: int | None
@@ -80,7 +85,7 @@ class _Capture(NamedTuple):
 
 
 class Binding:
-    """Adds one compiled run to the trace of the enclosing function, as a `shard_map` call of the run's traced body.
+    """Adds a compiled run to the enclosing function's trace, as a `shard_map` call.
 
     Args:
         runner: The runner that traced the body.
@@ -134,9 +139,10 @@ class Binding:
         return [self._value_of(value, form) for value, form in zip(values, out_forms, strict=True)]
 
     def _captured(self, body: Staged) -> tuple[list[Any], list[Form], list[_Capture]]:
-        """Returns the operands that a traced body captures, a `Form` per operand, and a `_Capture` per constant.
+        """Returns the captured operands of a traced body and how `shard_map` takes each operand.
 
-        A per-replica variable can have several constants in the body, one per local replica, but is one operand.
+        The results are the operands, a `Form` per operand, and a `_Capture` per constant of the body. A per-replica
+        variable can have several constants in the body, one per local replica, but is one operand.
         """
         operands: list[Any] = []
         captures: list[_Capture] = []

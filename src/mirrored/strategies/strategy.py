@@ -198,7 +198,7 @@ class Strategy(DistributesInput, OlderNames):
             hooks.connect()
         given = fn
         if here.interceptor is not None and here.store is None and here.runner is None and not isinstance(fn, Function):
-            fn = here.interceptor.of_run(self, fn, args, kwargs)
+            fn = here.interceptor.for_run(self, fn, args, kwargs)
         if isinstance(fn, Function):
             if fn.steps_per_call is not None:
                 raise ArgumentError(

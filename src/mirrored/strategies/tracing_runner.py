@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Passed(Bookkeeping):
-    """The `source` of a tracer that stands for a replicated argument of `run` in one virtual replica.
+class ReplicatedArgument(Bookkeeping):
+    """Identifies a tracer as one virtual replica's copy of a replicated argument of `run`.
 
     Attributes:
         value: The argument.
@@ -55,7 +55,7 @@ class Passed(Bookkeeping):
 
 def as_passed(leaf: Leaf) -> Any:
     """Returns the `run` argument that a tracer stands for; returns any other leaf unchanged."""
-    is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, Passed)
+    is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, ReplicatedArgument)
     return leaf.source.value if is_passed else leaf
 
 
@@ -144,7 +144,10 @@ class TracingRunner(ReplicaRunner):
                 caches.renew_if_read()
 
     def _marked(self, local: int) -> AbstractContextManager[Any]:
-        """Marks the equations traced for a replica slot, if a device has several (see `padding` and `fusing`)."""
+        """Returns a context manager that marks traced equations with the index of a local replica.
+
+        It marks nothing if a device has one replica. `padding` and `fusing` read the marks.
+        """
         return jax.named_scope(scope_of(local)) if self.num_local > 1 else nullcontext()
 
     def _argument(self, leaf: object, local: int) -> Any:
@@ -162,7 +165,9 @@ class TracingRunner(ReplicaRunner):
             return value
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return value
-        return CaptureTracer(value.shape, value.dtype, Passed(as_passed(value), local), weak_type=value.weak_type)
+        return CaptureTracer(
+            value.shape, value.dtype, ReplicatedArgument(as_passed(value), local), weak_type=value.weak_type
+        )
 
     def _context(self, local: int) -> ReplicaContext:
         def replica_id() -> Any:
@@ -312,7 +317,7 @@ def origin_of(constant: object) -> Origin:
         # `separates_reads` gives each local replica a tracer of its own for the same value.
         local = source.local if varies else None
         return Origin(label, varies=varies, identity=("variable", id(source.variable), local))
-    if isinstance(source, Passed):
+    if isinstance(source, ReplicatedArgument):
         return Origin("a value from outside run", varies=False, identity=("value", id(source.value)))
     if isinstance(constant, Tracer):
         return Origin("a value from outside run", varies=False)

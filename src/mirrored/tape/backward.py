@@ -86,10 +86,10 @@ def is_leaf(value: object) -> bool:
     return value is None or is_variable(value) or _has_padding(value)
 
 
-def whole_leaves(structure: PyTree) -> list[Any]:
-    """Returns a pytree's leaves, including None; the stacked array of a `PerReplica` with padding rows is one leaf."""
+def tape_leaves(structure: PyTree) -> list[Any]:
+    """Flattens a pytree to a list in which None and variables are leaves."""
     leaves = jax.tree.leaves(structure, is_leaf=is_leaf)
-    return [leaf.first() if _has_padding(leaf) else leaf for leaf in leaves]
+    return [leaf.first() if _has_padding(leaf) else leaf for leaf in leaves]  # `first`: the stacked array
 
 
 def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
@@ -136,13 +136,13 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
 
 
 def source_of(leaf: Any, called: str) -> Any:
-    """Checks the gradient source `leaf` and returns it, or returns the variable of which `leaf` is the only copy.
+    """Checks that `leaf` can be a gradient source, and returns the source.
 
-    Outside of `run`, the gradient with respect to a sync-on-read variable is the sum over its components.
+    The only copy of a variable is replaced by the variable. Outside of `run`, the gradient with respect to a
+    sync-on-read variable is the sum over its components.
 
     Raises:
-        TapeError: The source is a sync-on-read variable with aggregation NONE outside of `run`, or one of several
-            components.
+        TapeError: A sync-on-read variable with aggregation NONE outside of `run`, or one of several components.
     """
     leaf = whole_variable(leaf, called)
     variable: Any = announced(leaf)
@@ -156,10 +156,12 @@ def source_of(leaf: Any, called: str) -> Any:
 
 
 def whole_variable(leaf: Any, called: str) -> Any:
-    """Returns the variable of which `leaf` is the only copy (with one replica); returns any other leaf unchanged.
+    """Returns the variable of which `leaf` is the only copy.
+
+    Any other leaf is returned unchanged.
 
     Raises:
-        TapeError: It is one of several components.
+        TapeError: The leaf is one of several components.
     """
     container = getattr(leaf, "container", None) if is_variable(leaf) else None
     if container is None:
@@ -208,7 +210,7 @@ def flatten_targets(target: PyTree, called: str) -> list[Any]:
             rule="a target must be an array, a variable or a structure of them, computed in the tape's block",
             remedy="check that the function that computes the target also returns it",
         )
-    leaves = whole_leaves(target)
+    leaves = tape_leaves(target)
     for leaf in leaves:
         if not (is_variable(leaf) or is_array(leaf)):
             raise ArgumentTypeError(

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #   counts them. The rule of the program has no pullback for these operands (`operation.Rule.lost`), and its record is a
 #   `PartialRuleRecord`.
 # - A call in a traced program whose parameters embed the arrays: `process_lifted` makes them operands, and
-#   `without_embedded` records that no gradient reaches them through such a call.
+#   `refusing_captured_gradients` records that no gradient reaches them through such a call.
 #
 # Independently of these, a derivative rule inside a traced program must not close over a value of the current call,
 # because rules are cached (`RuleClosesOverError`).
@@ -62,10 +62,10 @@ def process(
     *,
     runs_rule: bool = False,
 ) -> list[Any]:
-    """Applies a custom-derivative function or a `device_put` under a tape; linearizes the call without caching.
+    """Applies a custom-derivative function or a `device_put`, and records the call on a tape.
 
-    The call is linearized when it runs, so that a derivative rule written in Python sees concrete values if there are
-    any.
+    The call is linearized when it runs, without caching, so that a derivative rule written in Python sees concrete
+    values if there are any.
 
     Args:
         trace: The trace of the tape.
@@ -165,7 +165,7 @@ def _linearize_noting_uses(
     """
     assert trace.recorder is not None
     distinct = [_untracked_object(trace, value) if id(value) in trace.recorder.known else value for value in values]
-    with trace.touching() as touched:
+    with trace.noting_uses() as touched:
         results, pullback = linearize(bind, distinct, watched)
         results, _, _ = trace.split_operands(results)
         used = list(touched)
@@ -182,7 +182,7 @@ def _call_unwatched(
         with trace.under_parent():
             return bind(*values)
     if trace.eager:
-        with trace.touching() as touched:
+        with trace.noting_uses() as touched:
             reset_stores(function)
             results, _, _ = trace.split_operands(list(function.call_wrapped(*values)))
             used = list(touched)
@@ -200,7 +200,7 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
 
     It runs the function again for this purpose only. The results are discarded.
     """
-    with stores_kept(function), trace.touching() as touched:
+    with stores_kept(function), trace.noting_uses() as touched:
         if is_eval_below(trace.parent):
             trace.split_operands(list(function.call_wrapped(*values)))
         else:
@@ -209,13 +209,13 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
     return list(touched)
 
 
-def without_embedded(
+def refusing_captured_gradients(
     trace: TapeTrace, primitive: Primitive, results: list[Any], params: dict[str, Any], name: str
 ) -> list[Any]:
-    """Records that no gradient reaches the tracked arrays that a primitive's custom-derivative functions close over.
+    """Returns results whose gradients with respect to captured arrays raise an error.
 
-    Functions with custom derivative rules inside the program may close over watched arrays. No gradient can reach these
-    arrays through the program. Results that do not depend on such a function stay as they are.
+    The arrays are those that functions with custom derivative rules inside the program close over: such a rule has no
+    derivative with respect to them. Results that do not depend on such a function stay as they are.
     """
     known = trace.recorder.known if trace.recorder is not None else {}
     arrays = [array for array in opaque_arrays(params) if id(array) in known]
@@ -274,7 +274,7 @@ def process_lifted(
         (*range(count), *(position + count for position in watched)),
     )
     if operation.custom_calls:
-        results = without_embedded(trace, primitive, results, params, operation.name)
+        results = refusing_captured_gradients(trace, primitive, results, params, operation.name)
     return results if primitive.multiple_results else results[0]
 
 
@@ -297,7 +297,7 @@ def _unrolled_while(trace: TapeTrace, args: Sequence[Any], params: dict[str, Any
     while trace.apply(condition, [*condition_consts, *state])[0]:
         state = trace.apply(step, [*body_consts, *state])
         if step.custom_calls:
-            state = without_embedded(trace, while_p, state, {"": params["body_jaxpr"]}, step.name)
+            state = refusing_captured_gradients(trace, while_p, state, {"": params["body_jaxpr"]}, step.name)
     return state
 
 

@@ -20,7 +20,7 @@ from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, MergeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient, listening
-from mirrored.runtime.merge import is_refusal, runs_in_place
+from mirrored.runtime.merge import is_under_transform_error, runs_in_place
 from mirrored.tape.backward import is_variable, shape_of
 from mirrored.tape.no_derivative import Key, closed_over
 from mirrored.tape.record import Pulled, Record, Runner, completed
@@ -96,15 +96,15 @@ def custom_gradient(function: F) -> F:
         trace = current_trace()
         if is_eval(trace):
             result = function(*args, **kwargs)[0]
-            return result if ambient().replica is None else tree_map(_separate, result, is_leaf=is_variable)
+            return result if ambient().replica is None else tree_map(_copied, result, is_leaf=is_variable)
         call = _Call(function, args, kwargs)
         return call.on_tapes(trace) if isinstance(trace, TapeTrace) else call.under_transform()
 
     return wrapped  # type: ignore[return-value]
 
 
-def _without_gradient(value: Any, name: str) -> Any:
-    """Returns `value` unchanged, but differentiating it raises an error: its custom gradient cannot be applied."""
+def _refusing_gradient(value: Any, name: str) -> Any:
+    """Returns `value` in a form that raises a `TapeError` when it is differentiated."""
 
     def refuse(_: Any) -> Any:
         raise TapeError(
@@ -123,8 +123,11 @@ def _without_gradient(value: Any, name: str) -> Any:
     return identity(value) if isinstance(value, jax.Array) and is_inexact(aval_of(value)) else value
 
 
-def _separate(leaf: Any) -> Any:
-    """Returns a copy of an array: replicas that return the same array return distinct objects, as in TensorFlow."""
+def _copied(leaf: Any) -> Any:
+    """Copies an array, so that replicas return distinct objects.
+
+    TensorFlow does so, too. Any other object is returned unchanged.
+    """
     return leaf.copy() if isinstance(leaf, jax.Array) else leaf
 
 
@@ -182,11 +185,11 @@ class _Call:
         try:
             return self._by_jax(variables)
         except MergeError as error:
-            if not (is_refusal(error) and runs_in_place()):
+            if not (is_under_transform_error(error) and runs_in_place()):
                 raise
         result = self._function(*self._tree.unflatten(self._leaves), **self._kwargs)[0]
         name = getattr(self._function, "__name__", "custom_gradient")
-        return tree_map(lambda leaf: _without_gradient(_as_array(leaf), name), result, is_leaf=is_variable)
+        return tree_map(lambda leaf: _refusing_gradient(_as_array(leaf), name), result, is_leaf=is_variable)
 
     def _by_jax(self, variables: list[Any]) -> Any:
         structure: list[Any] = []
@@ -286,7 +289,7 @@ def _touching(tapes: Sequence[TapeTrace]) -> Iterator[dict[int, dict[Key, None]]
     if not tapes:
         yield {}
         return
-    with tapes[-1].touching() as touched, _touching(tapes[:-1]) as of_inner:
+    with tapes[-1].noting_uses() as touched, _touching(tapes[:-1]) as of_inner:
         yield {id(tapes[-1]): touched, **of_inner}
 
 

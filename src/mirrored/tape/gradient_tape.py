@@ -32,7 +32,7 @@ from mirrored.tape.backward import (
     refuse_padded,
     shape_of,
     source_of,
-    whole_leaves,
+    tape_leaves,
     zeros_like_source,
 )
 from mirrored.tape.no_derivative import Key
@@ -260,7 +260,7 @@ class GradientTape(Recording):
             key = self._key_of(target)
             if key is not None:
                 seed = jnp.ones_like(payload_of(target_value(target))) if weight is None else weight
-                seeds[key] = seeds[key] + seed if key in seeds else _seed(seed)
+                seeds[key] = seeds[key] + seed if key in seeds else _initial_cotangent(seed)
         keys = [self._key_of(source) for source in sources]
         found = walk.pull(seeds, [key for key in keys if key is not None])
         results = [None if key is None else found.get(key) for key in keys]
@@ -304,7 +304,7 @@ def _of_itself(target: Any, weight: Any, source: Any, gradient: Any) -> Any:
     """Adds the derivative of a target with respect to itself to `gradient` if `source` is the target variable."""
     if not _is_same_variable(source, target):
         return gradient
-    seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else _seed(weight)
+    seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else _initial_cotangent(weight)
     return seed if gradient is None else gradient + seed
 
 
@@ -312,15 +312,18 @@ def _is_same_variable(source: Any, target: Any) -> bool:
     return is_variable(target) and announced(source) is announced(target)
 
 
-def _seed(weight: jax.Array) -> Any:
-    """Returns an output gradient as the initial cotangent: its plain array, unless a tape records the backward pass."""
+def _initial_cotangent(weight: jax.Array) -> Any:
+    """Returns an output gradient as the initial cotangent of a backward pass.
+
+    If nothing records the backward pass, this is the plain array of a tracked one.
+    """
     return payload_of(weight) if is_eval(current_trace()) else weight
 
 
 def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree) -> list[Any]:
     if output_gradients is None:
         return [None] * len(targets)
-    weights = whole_leaves(output_gradients)
+    weights = tape_leaves(output_gradients)
     if len(targets) == 1 and not isinstance(structure, (list, tuple, dict)) and not _is_leaf(output_gradients):
         # One gradient in a tuple, as in `def grad(*upstream)`, or a nested list of numbers for one array.
         weights = weights if len(weights) == 1 and _has_shape_of(weights[0], targets[0]) else [output_gradients]

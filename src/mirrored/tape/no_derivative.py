@@ -30,7 +30,7 @@ class RuleClosesOverError(TypeError):
 
 @dataclasses.dataclass(frozen=True)
 class NoDerivative:
-    """The inputs with respect to which a recorded operation has no derivative, and the cause to report in errors.
+    """Values with respect to which a recorded operation has no derivative, and the reason.
 
     A gradient through the operation raises an error if it is requested for a source on which such a value depends.
 
@@ -63,7 +63,10 @@ class NoDerivative:
 
 
 def closed_over(keys: Sequence[Key], name: str) -> NoDerivative:
-    """Returns a `NoDerivative` for the values that a custom-derivative function closes over."""
+    """Returns a record stating that a function has no derivative with respect to captured values.
+
+    The function has a custom derivative rule, which has no cotangent for values that the function closes over.
+    """
     return NoDerivative(
         keys,
         name,

@@ -69,14 +69,14 @@ class Record:
         raise NotImplementedError
 
     def pull_recorded(self, cotangents: list[Any], run: Runner) -> Pulled:
-        """Computes the cotangents of the watched inputs by recorded operations, for higher-order gradients.
+        """Computes the cotangents of the watched inputs while the tape records the computation.
 
-        The tape records these operations, so that the gradient can be differentiated again.
+        So the gradient can be differentiated again.
         """
         return self.pull(cotangents, run)
 
     def reached(self, present: tuple[bool, ...]) -> Iterable[int]:
-        """Returns which watched inputs receive a cotangent from the results marked in `present`."""
+        """Returns the indices of the watched inputs that receive a cotangent."""
         return range(len(self.in_keys))
 
 
@@ -171,11 +171,11 @@ class PullbackRecord(Record):
 
 
 class LinearPullbackRecord(PullbackRecord):
-    """A `PullbackRecord` whose pullback can be traced, because it calls no user-defined derivative rule.
+    """Tape record of an operation whose pullback calls no user-defined derivative rule.
 
-    A `jax.custom_jvp` rule has already run. The pullback is the transpose of the linear program that it gave, which
-    shows the inputs that a cotangent reaches. A `jax.custom_vjp` rule runs in the pullback, and may need concrete
-    values; it gives a cotangent for every input.
+    The pullback can therefore be traced. A `jax.custom_jvp` rule has already run: the pullback is the transpose of its
+    linear program, which shows the inputs that a cotangent reaches. A `jax.custom_vjp` rule runs in the pullback, may
+    need concrete values, and gives a cotangent for every input.
     """
 
     __slots__ = ()
@@ -283,11 +283,11 @@ def no_cotangent(value: jax.Array | ShapedArray) -> Any:
 
 
 class Read(NamedTuple):
-    """A read of a variable in a nested function: the variable, the returned tracer, and the variable store's tracer."""
+    """A recorded read of a variable in a nested traced function."""
 
     variable: ReadableVariable
-    value: Any
-    stored: Any
+    value: Any  # the tracer that the read has returned
+    stored: Any  # the tracer that the variable's store gave
 
 
 class Recorder:
@@ -375,7 +375,7 @@ class Recorder:
             self.reassigned.setdefault(id(variable), (variable, {}))[1][replica] = key
 
     def read_key(self, variable: ReadableVariable) -> Key:
-        """Returns the key of what a read's gradient flows to: the tracked value assigned last, or else the variable."""
+        """Returns the key of the value or variable that receives the gradient of a read."""
         if id(variable) not in self.reassigned:
             return self.variable_key(variable)
         _, keys = self.reassigned[id(variable)]

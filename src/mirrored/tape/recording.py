@@ -32,7 +32,7 @@ from mirrored.tape.backward import (
     announced,
     is_array,
     is_variable,
-    whole_leaves,
+    tape_leaves,
     whole_variable,
 )
 from mirrored.tape.operation import is_deriving
@@ -200,7 +200,7 @@ class Recording:
 
         TensorFlow: the same.
         """
-        for leaf in whole_leaves(tensor):
+        for leaf in tape_leaves(tensor):
             if not (is_variable(leaf) or is_array(leaf)):
                 raise ArgumentError(
                     "GradientTape.watch",
@@ -277,9 +277,10 @@ class Recording:
         return any(one is other for one in _with_parents(trace) if is_staging(one) for other in own)
 
     def on_write(self, variables: Sequence[ReadableVariable]) -> None:
-        """Before an assignment, makes gradients of later reads flow to the variables, not to values assigned earlier.
+        """Makes gradients of later reads flow to the variables that are about to be assigned.
 
-        `on_reassign` has recorded these values. The tape keeps the values that were read before.
+        They no longer flow to values assigned earlier, which `on_reassign` has recorded. The tape keeps the values that
+        were read before.
         """
         if self._recorder.reassigned:
             for variable in variables:

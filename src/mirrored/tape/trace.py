@@ -138,11 +138,11 @@ class TapeTrace(Trace):  # type: ignore[misc]
         operation = catalogue.of_primitive(primitive, params)
         results = self.perform(operation, values, keys, watched)
         if operation.custom_calls:
-            results = calls.without_embedded(self, primitive, results, params, operation.name)
+            results = calls.refusing_captured_gradients(self, primitive, results, params, operation.name)
         return results if primitive.multiple_results else results[0]
 
     def _stop_gradient(self, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Applies `stop_gradient`, whose operands do not count as used values in an enclosing `touching` block."""
+        """Applies `stop_gradient` without noting that tracked operands are used."""
         touched, self.touched = self.touched, {}
         try:
             values, _, _ = self.split_operands(args)
@@ -410,8 +410,8 @@ class TapeTrace(Trace):  # type: ignore[misc]
         return WithinTrace(self)
 
     @contextmanager
-    def touching(self) -> Iterator[dict[Key, None]]:
-        """Suspends recording for a ``with`` block, and collects the keys of the tracked values that the block uses."""
+    def noting_uses(self) -> Iterator[dict[Key, None]]:
+        """Context manager that notes which tracked values its block uses, instead of recording operations."""
         before = self.touched
         touched: dict[Key, None] = {}
         try:

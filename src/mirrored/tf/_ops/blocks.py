@@ -21,7 +21,7 @@ from jax import lax
 from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.traces import CaptureTracer, current_trace, trace_below_tapes
 from mirrored.runtime.ambient import ambient, announce_read, within
-from mirrored.runtime.staged_values import Bookkeeping, Held, VariableLike, of_variable
+from mirrored.runtime.staged_values import Bookkeeping, Held, VariableLike, read_assigned
 from mirrored.runtime.variable_store import VariableStore, is_under_tape
 
 # A variable's id, and the local replica that reads or assigns its component; None for a variable as a whole.
@@ -90,7 +90,7 @@ class BlockStore(VariableStore):
         if key in self.staged:
             self.outermost().rereads = True
             newest = self.staged[key].value
-            return of_variable(variable, newest, lambda one: self._entry(key, one)) if self.under_tape else newest
+            return read_assigned(variable, newest, lambda one: self._entry(key, one)) if self.under_tape else newest
         return self._entry(key, variable)
 
     def _entry(self, key: Key, variable: VariableLike) -> CaptureTracer:
@@ -122,7 +122,7 @@ class BlockStore(VariableStore):
     def entered(self, key: Key, value: jax.Array, before: jax.Array) -> Any:
         """Returns a variable's value in a loop; under a tape, its gradient flows to the value `before` the loop."""
         self.outermost().rereads = True
-        return of_variable(self.staged[key].variable, value, lambda _: before) if self.under_tape else value
+        return read_assigned(self.staged[key].variable, value, lambda _: before) if self.under_tape else value
 
     def outer_value(self, key: Key, variable: VariableLike) -> Any:
         """Returns the value that a variable had before the branch or loop."""
