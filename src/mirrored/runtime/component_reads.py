@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from mirrored._jax.placement import movable
 from mirrored.runtime.ambient import ReadableVariable, ambient, announce_read, is_tracked
-from mirrored.values.stacking import register_gathers, register_tracked_read, stack_components, whole_rows
+from mirrored.values.stacking import register_tracing_check, register_tracked_read, stack_components, whole_rows
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -65,7 +65,7 @@ def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment 
 
 
 register_tracked_read(_components_tracked)
-register_gathers(lambda: ambient().store is not None and ambient().runner is None)
+register_tracing_check(lambda: ambient().store is not None and ambient().runner is None)
 
 
 def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:

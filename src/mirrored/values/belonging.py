@@ -74,7 +74,10 @@ def _is_one(where: DeviceAssignment | None) -> bool:
 
 
 def has_one_each(value: PerReplica, own: DeviceAssignment | None) -> bool:
-    """Returns whether a value without a device assignment has as many components as this process has replicas."""
+    """Returns whether a per-replica value has one component for each replica of this process.
+
+    The value has no device assignment, and `own` is that of the strategy; None means one replica.
+    """
     if own is None:
         return len(value) == 1
     # A trace has the components of the replicas of all processes.

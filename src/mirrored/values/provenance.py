@@ -27,9 +27,10 @@ class _Provenance:
 
 
 class Makers(_Provenance):
-    """The functions (code objects) passed to `Strategy.run` that computed a per-replica value from replicated values.
+    """Records which functions turned replicated values into a per-replica value.
 
-    If one of them gets the value as an argument, a model's state has probably diverged (`checks.warn_if_fed_back`).
+    They are the code objects of functions passed to `Strategy.run`. If one of them gets the value as an argument, a
+    model's state has probably diverged (`checks.warn_if_fed_back`).
     """
 
     __slots__ = ("functions",)
@@ -39,9 +40,10 @@ class Makers(_Provenance):
 
 
 class Batch(_Provenance):
-    """Provenance of a per-replica value: whether the replicas of its `run` had different numbers of examples.
+    """Records whether the replicas of a `run` had different numbers of examples.
 
-    If they had, `Strategy.reduce(MEAN, ...)` warns: a mean of such per-replica means weighs the examples unequally.
+    It belongs to a per-replica value of that run. If the numbers differ, `Strategy.reduce(MEAN, ...)` warns: a mean of
+    such per-replica means weighs the examples unequally.
     """
 
     __slots__ = ("is_uneven",)

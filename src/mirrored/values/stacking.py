@@ -40,29 +40,37 @@ _tracked_reads: list[_TrackedRead] = []
 
 
 def register_tracked_read(read: _TrackedRead) -> None:
-    """Registers a hook that reads the components of a stacked array so that gradient tapes record the read.
+    """Registers a function that splits a stacked array by operations that gradient tapes record.
 
     Args:
-        read: Returns the components such that tapes record the read; None if no tape tracks the stacked array.
+        read: Returns the components, or None if no tape tracks the stacked array.
     """
     _tracked_reads.append(read)
 
 
 def read_tracked(stacked: jax.Array, device_assignment: DeviceAssignment | None) -> tuple[Any, ...] | None:
-    """Returns the components of a stacked array such that tapes record the read; None if no tape tracks the array."""
+    """Splits a stacked array into its components by operations that gradient tapes record.
+
+    Returns None if no tape tracks the array.
+    """
     return next((found for read in _tracked_reads if (found := read(stacked, device_assignment)) is not None), None)
 
 
-_gathers: list[Callable[[], bool]] = []
+_tracing_checks: list[Callable[[], bool]] = []
 
 
-def register_gathers(gathers: Callable[[], bool]) -> None:
-    """Registers a predicate that returns whether a compiled function is being traced in cross-replica context."""
-    _gathers.append(gathers)
+def register_tracing_check(is_tracing: Callable[[], bool]) -> None:
+    """Registers a function that returns whether a compiled function is being traced.
+
+    Only a trace in cross-replica context counts. There, `whole_rows` gathers stacked arrays.
+    """
+    _tracing_checks.append(is_tracing)
 
 
 def as_given(value: Any) -> Any:
-    """Returns a read-only copy of a NumPy array, which the caller may overwrite later; returns other values unchanged.
+    """Returns a read-only copy of a NumPy array.
+
+    The caller may overwrite the original later. Any other value is returned unchanged.
 
     Raises:
         ArgumentError: Integers of 64 bits do not fit into 32.
@@ -209,17 +217,20 @@ def gathered(stacked: jax.Array, device_assignment: DeviceAssignment) -> jax.Arr
 
 
 def whole_rows(stacked: Any, device_assignment: DeviceAssignment) -> Any:
-    """Returns a stacked array from which a compiled function can read single rows without changing their bits.
+    """All-gathers a stacked array of which a compiled function reads single rows.
 
-    Elsewhere it is returned unchanged: a replica has no mesh, and the arguments of a plain `jax.jit` can be on other
-    devices.
+    The bits of a row do not change then (`gathered`). Elsewhere the array is returned unchanged: a replica has no mesh,
+    and the arguments of a plain `jax.jit` can be on other devices.
     """
-    is_read_by_function = isinstance(stacked, Tracer) and any(gathers() for gathers in _gathers)
+    is_read_by_function = isinstance(stacked, Tracer) and any(is_tracing() for is_tracing in _tracing_checks)
     return gathered(stacked, device_assignment) if is_read_by_function else stacked
 
 
 def are_readable_here(components: Iterable[Leaf], stacked: Any) -> bool:
-    """Returns whether cached components of a stacked value can be read here: none is a tracer of an ended trace."""
+    """Returns whether cached components of a stacked value can be used in the current trace.
+
+    The tracers of a trace that has ended cannot.
+    """
     return all(_is_readable_here(component, stacked) for component in components)
 
 

@@ -25,7 +25,7 @@ from mirrored.variables.assigned import as_result
 from mirrored.variables.assignment import Assignment
 from mirrored.variables.rules import VariableAggregation, aggregation_name, check_kind, no_strategy_error, reduction_of
 from mirrored.variables.state_lock import assignment_lock, lock
-from mirrored.variables.storage import aligned, donatable, placed, uncommitted
+from mirrored.variables.storage import donatable, on_replica_devices, placed, uncommitted
 from mirrored.variables.sync_on_read import aggregate, check_same_everywhere, component_error, row_in, write_components
 
 if TYPE_CHECKING:
@@ -183,7 +183,10 @@ def check_writable_here(variable: Variable, called: str) -> None:
 
 
 def operand_of(value: object) -> Any:
-    """Converts a value to be assigned: stacks a list that contains arrays, and unwraps an array that a tape tracks."""
+    """Prepares a value for assignment to a variable.
+
+    A list that contains arrays is stacked, and an array that a tape tracks is unwrapped.
+    """
     if isinstance(value, (list, tuple)):
         return without_lists_of_arrays(value)
     return payload_of(value) if type(value) in BOXES else value
@@ -241,12 +244,12 @@ def _write_whole(assignment: Assignment, value: object, store: VariableStore | N
         check_same_everywhere(assignment, value)
         # The lock makes read and store atomic: no other thread assigns between them.
         with assignment_lock(), lock:
-            new = assignment.combined(assignment.old(), aligned(value, variable.device_assignment))
+            new = assignment.combined(assignment.old(), on_replica_devices(value, variable.device_assignment))
             stored = placed(donatable(new), variable.device_assignment, per_replica=False)
             variable.store(stored, shared=assignment.read_value)
         return as_result(stored, variable.device_assignment) if assignment.read_value else None
     old = None if assignment.replaces else store.whole(variable)
-    here_too = value if isinstance(value, Tracer) else aligned(value, variable.device_assignment)
+    here_too = value if isinstance(value, Tracer) else on_replica_devices(value, variable.device_assignment)
     store.set_whole(variable, assignment.combined(old, here_too), assignment.where)
     return store.whole(variable) if assignment.read_value else None
 
@@ -342,7 +345,7 @@ def _write_alone(assignment: Assignment, value: object) -> Any:
     with assignment_lock(), lock:
         old = assignment.old()
         first = old[0] if variable.per_replica and old is not None else old
-        new = assignment.combined(first, aligned(value, variable.device_assignment))
+        new = assignment.combined(first, on_replica_devices(value, variable.device_assignment))
         variable.store(placed(donatable(new), variable.device_assignment, variable.per_replica))
     return new
 
@@ -380,7 +383,7 @@ def _merge(assignment: Assignment, value: Any, store: VariableStore, runner: Rep
     payload = value if _is_number(value) else assignment.term(value)
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
-        merged = aligned(_aggregate_local_values(assignment, payloads, runner), variable.device_assignment)
+        merged = on_replica_devices(_aggregate_local_values(assignment, payloads, runner), variable.device_assignment)
         old = None if assignment.replaces else store.whole(variable)
         store.set_whole(variable, assignment.combined(old, merged), assignment.where)
         return [None] * len(payloads)

@@ -23,9 +23,10 @@ _results: Final[dict[int, tuple[weakref.ref[Any], DeviceAssignment]]] = {}
 
 
 def as_result(value: Any, device_assignment: DeviceAssignment | None) -> Any:
-    """Returns a new array object for a variable's new value, registered so that `copies_of_result` recognizes it.
+    """Returns an assigned value as an array whose per-replica copies can be looked up later.
 
-    Returns `value` itself for a plain variable or a single replica, and if it is a tracer or an array of PRNG keys.
+    The lookup is `copies_of_result`. Returns `value` itself for a plain variable or a single replica, and if it is a
+    tracer or an array of PRNG keys.
 
     Args:
         value: The stored array. The result is another object with the same buffers, because a read returns this object.

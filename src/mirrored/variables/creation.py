@@ -199,12 +199,15 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
 
 def _evaluated(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
-        return tree_map(lambda leaf: evaluate(leaf, _stored_value), value)
-    return evaluate(value, _stored_value)
+        return tree_map(lambda leaf: evaluate(leaf, _first_value), value)
+    return evaluate(value, _first_value)
 
 
-def _stored_value(source: Any) -> Any:
-    """Returns the first replica's stored value of the variable `source`, or of the variable ``source.variable``."""
+def _first_value(source: Any) -> Any:
+    """Returns a variable's value on the first replica.
+
+    The variable is ``source.variable``, or `source` itself if it has no such attribute.
+    """
     variable = getattr(source, "variable", source)
     return variable.stored_component(0)
 
@@ -240,9 +243,10 @@ distributed.on_leave(_numbers_in_job.clear)
 
 
 def number_in_job(name: str) -> int:
-    """Increments and returns the number of variables called `name` that all workers have created together.
+    """Counts a new variable and returns how many variables of this name the job has.
 
-    `broadcast_initial` has checked that all workers create a variable of this name now.
+    Only variables that all workers create together count: `broadcast_initial` has checked that all workers create a
+    variable of this name now.
     """
     _numbers_in_job[name] += 1
     return _numbers_in_job[name]
@@ -312,7 +316,7 @@ class Awaiting:
     _array: Any
 
     def stored_value(self) -> Any:
-        """Returns the array that is stored now, without first taking the value that a restored checkpoint supplies."""
+        """Returns the variable's current array without taking a value from a restored checkpoint."""
         return self._array
 
     def await_value(self) -> None:
@@ -354,7 +358,10 @@ class Awaiting:
                 before_write(self)
 
     def release(self) -> None:
-        """Removes the callback that would supply the variable's value, so that the stored value stays."""
+        """Removes the callback that would replace the variable's value.
+
+        A restored checkpoint has registered the callback. The variable keeps its value.
+        """
         if self._withheld is not None:
             self._withheld = None
             withheld.pop(id(self), None)

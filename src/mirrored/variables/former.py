@@ -58,7 +58,9 @@ def on_restored(forget: Callable[[], object]) -> None:
 
 
 def note_step(variables: Sequence[Any], after: Sequence[Any], token: Any, *, waits: bool) -> None:
-    """Records the current values of variables, before the results of a dispatched step replace them.
+    """Saves the variables' current values until a step has computed their new values.
+
+    The step has been dispatched, and its results are about to replace the current values.
 
     Args:
         variables: The variables that the step assigns.
@@ -77,7 +79,9 @@ def _note(variables: Sequence[Any], after: Sequence[Any], tokens: Sequence[Any],
 
 
 def note_assignment(variables: Sequence[Any], values: Sequence[Any]) -> None:
-    """Records the current values of variables, before eager code replaces them by values that are not computed yet.
+    """Saves the variables' current values until their new values have been computed.
+
+    Eager code is about to assign the new values. Nothing is saved if they have been computed already.
 
     Args:
         variables: The variables.
@@ -110,9 +114,10 @@ def _is_pending(value: Any) -> bool:
 
 
 def forget_computed() -> None:
-    """Discards the saved old values of steps and assignments whose new values have been computed, oldest first.
+    """Discards saved old values of variables whose new values have been computed.
 
-    Readers call it. They do not wait for a thread that replaces values; the next reader or assignment drops them.
+    It starts with the oldest step or assignment. Readers call it. They do not wait for a thread that replaces values;
+    the next reader or assignment drops them.
     """
     if _steps:
         with acquiring(lock, 0.0) as is_held:
@@ -130,10 +135,10 @@ def _drop_computed() -> None:
 
 
 def restore_failed() -> bool:
-    """Restores the values that the variables of failed steps had before the first failed step.
+    """Undoes the variable assignments of failed steps.
 
-    A step that has read values of a failed step has failed, too. A variable that has been assigned otherwise since then
-    keeps that value.
+    The variables get the values from before the first failed step. A step that has read values of a failed step has
+    failed, too. A variable that has been assigned otherwise since then keeps that value.
 
     Returns:
         Whether a recorded step has failed.

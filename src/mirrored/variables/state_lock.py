@@ -61,10 +61,11 @@ class StepInProgress(Protocol):
     """Interface of a running step that has donated variable buffers and whose results are not stored yet."""
 
     def finish(self) -> None:
-        """Completes the interrupted step, with the state lock held, when a variable is next accessed.
+        """Completes a step that was interrupted before its results were stored.
 
-        Stores the results if there are any. Without results, variables whose buffers were deleted are lost: reading
-        them raises `LostStateError` (`VariableLike.lose`). All others keep their values.
+        It is called with the state lock held, when a variable is next accessed. It stores the results if there are any.
+        Without results, variables whose buffers were deleted are lost: reading them raises `LostStateError`
+        (`VariableLike.lose`). All others keep their values.
         """
         ...
 
@@ -142,7 +143,10 @@ def exempt_from_lock(trace: Callable[[], T]) -> T:
 
 
 def finish_step() -> None:
-    """Waits until a step in another thread has stored its results; completes a step that was interrupted."""
+    """Makes sure that no step is in progress before a variable is accessed.
+
+    Waits until a step in another thread has stored its results. Completes a step that was interrupted.
+    """
     refuse_callbacks("reading a variable")
     with lock:
         if state.step is not None:
@@ -169,16 +173,16 @@ def refuse_callbacks(called: str) -> None:
 
 
 def attributes_of(variables: Iterable[Any]) -> list[dict[str, Any]]:
-    """Returns the `__dict__` of each variable, in the form that `storing` takes.
+    """Returns the `__dict__` of each variable.
 
-    Items of a dict are read and replaced in a third of the time of attributes, which Python looks up in all base
-    classes first.
+    `storing` takes them. Items of a dict are read and replaced in a third of the time of attributes, which Python looks
+    up in all base classes first.
     """
     return [variable.__dict__ for variable in variables]
 
 
 def storing(attributes: Iterable[dict[str, Any]], values: Iterable[Any]) -> Iterable[Any]:
-    """Returns an iterator that, at each call of ``next``, stores the next value in the corresponding variable.
+    """Returns an iterator that stores one variable's new value at each call of ``next``.
 
     Args:
         attributes: The attributes of each variable (`attributes_of`).

@@ -93,8 +93,12 @@ def components(whole: jax.Array, device_assignment: DeviceAssignment, per_replic
     return tuple(shard for shard, own in shards for _ in own)
 
 
-def aligned(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
-    """Copies an array to the devices of all replicas, so that it can be combined with stored values of variables."""
+def on_replica_devices(value: Operand, device_assignment: DeviceAssignment | None) -> Any:
+    """Copies an array to the devices of all replicas.
+
+    There it can be combined with values of variables. It is returned unchanged for a plain
+    variable, if it is there already, and if it is not committed to devices.
+    """
     if device_assignment is None or not _is_committed(value):
         return value
     if value.sharding.device_set == set(device_assignment.devices) and value.sharding.is_fully_replicated:

@@ -158,7 +158,10 @@ def check_same_everywhere(assignment: Assignment, value: object) -> None:
 
 
 def _check_determines_all(assignment: Assignment, value: object) -> None:
-    """Raises an error if a single value does not determine every replica's value of a sync-on-read variable."""
+    """Raises an error if an assigned value does not define every replica's value.
+
+    The variable is sync-on-read. One value for all replicas defines their values only under some aggregations.
+    """
     aggregation = assignment.variable.aggregation
     undefined = aggregation is VariableAggregation.NONE
     cannot_add = aggregation is VariableAggregation.SUM and not assignment.replaces
