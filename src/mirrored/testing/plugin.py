@@ -80,5 +80,8 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 def strategy(way: Way) -> object:
-    """A pytest fixture that returns a new strategy per test: `way.strategy`, for tests that need only the strategy."""
+    """A pytest fixture that returns a new strategy for each test.
+
+    It is `way.strategy`, for tests that need nothing else of the fixture `way`.
+    """
     return way.strategy

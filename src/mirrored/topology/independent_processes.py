@@ -87,7 +87,10 @@ def _evidence(launcher: str, environment: Mapping[str, str], size: str, rank: st
 
 
 def _elastic(environment: Mapping[str, str]) -> Evidence | None:
-    """Returns evidence that this process is an elastic job's worker outside of its training function, or None."""
+    """Returns evidence that this process is a worker of an elastic job, or None.
+
+    The process is outside of its training function (`elastic.run`).
+    """
     if not settings.ELASTIC.is_set(environment):
         return None
     number = f"worker {environment[settings.ELASTIC.name]} ({settings.ELASTIC.name})"

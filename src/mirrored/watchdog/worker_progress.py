@@ -99,7 +99,10 @@ class WorkerProgress:
         return self.stretches[bisect.bisect_right([one.first for one in self.stretches], number) - 1]
 
     def called(self, number: int) -> str | None:
-        """Formats operation `number`, the n-th call of ``name``, as ``name (time n)``; None if the log lacks it."""
+        """Returns the name and call count of a collective operation as text.
+
+        The text is ``name (time n)`` for the n-th call of ``name``; None if the log lacks operation `number`.
+        """
         stretch = self.span_of(number)
         return None if stretch is None else f"{stretch.label} (time {stretch.time + number - stretch.first})"
 
