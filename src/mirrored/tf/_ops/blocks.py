@@ -5,7 +5,7 @@ variable that it assigns an extra result. A branch that is not taken thus assign
 reads what the previous iteration assigned.
 
 As everywhere, an assignment has no derivative: under a tape, the gradient of a value that a block reads flows to the
-variable's value before the outermost block, not through what has been assigned in a block (see `read_again`).
+variable's value before the outermost block, not through what has been assigned in a block (`with_gradients_to_old`).
 """
 
 from __future__ import annotations
