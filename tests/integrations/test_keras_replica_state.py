@@ -234,3 +234,44 @@ def test_the_components_of_a_metric_of_64_bits_keep_their_width() -> None:
         metric.reset_state()
         metric.update_state([1 / 3])
         assert float(metric.result()) == 1 / 3
+
+
+class LastSum(keras.layers.Layer):  # type: ignore[misc]
+    """Assigns the sum of the batch to a variable with the given options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.last = self.add_weight(shape=(), initializer="zeros", **options)
+
+    def call(self, x: Any) -> Any:
+        self.last.assign(keras.ops.cast(keras.ops.sum(x), self.last.dtype))
+        return x
+
+
+def first_replica_variables() -> dict[str, Any]:
+    first: Any = {"aggregation": "only_first_replica"}
+    return {
+        "standalone": keras.Variable(0.0, trainable=False, **first),
+        "int32": LastSum(dtype="int32", trainable=False, **first).last,
+        "trainable": LastSum(trainable=True, **first).last,
+    }
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("layout", [ONE_DEVICE, TWO_DEVICES], ids=["one device", "two devices"])
+def test_a_variable_with_only_first_replica_takes_the_value_of_replica_0(
+    compiled: bool, layout: dict[str, Any]
+) -> None:
+    strategy = mr.MirroredStrategy(**layout)
+    with strategy.scope():
+        variables = first_replica_variables()
+
+    def replica_step(x: Any) -> None:
+        for one in variables.values():
+            one.assign(keras.ops.cast(keras.ops.sum(x), one.dtype))
+
+    def run(x: Any) -> None:
+        strategy.run(replica_step, args=(x,))
+
+    (mr.function(run) if compiled else run)(next(iter(strategy.distribute_dataset([X]))))  # 0 + 1, and 2 + 3
+    assert {name: float(np.asarray(one)) for name, one in variables.items()} == dict.fromkeys(variables, 1.0)

@@ -319,9 +319,11 @@ def _rules_of(variable: KerasVariable, maker_class: type) -> tuple[VariableSynch
     )
     if is_statistic:
         return VariableSynchronization.ON_READ, VariableAggregation.MEAN
-    # Optimizers ask for ONLY_FIRST_REPLICA. With NONE, the replication check proves instead that the values are equal,
-    # as they are after the all-reduce.
-    return VariableSynchronization.ON_WRITE, given if given.name != "ONLY_FIRST_REPLICA" else VariableAggregation.NONE
+    # Keras' optimizers declare ONLY_FIRST_REPLICA for their own state. With NONE, the replication check proves instead
+    # that the values are equal, as they are after the all-reduce.
+    if given is VariableAggregation.ONLY_FIRST_REPLICA and issubclass(maker_class, keras.optimizers.Optimizer):
+        given = VariableAggregation.NONE
+    return VariableSynchronization.ON_WRITE, given
 
 
 def _is_seed(variable: KerasVariable) -> bool:
