@@ -275,3 +275,45 @@ def test_a_variable_with_only_first_replica_takes_the_value_of_replica_0(
 
     (mr.function(run) if compiled else run)(next(iter(strategy.distribute_dataset([X]))))  # 0 + 1, and 2 + 3
     assert {name: float(np.asarray(one)) for name, one in variables.items()} == dict.fromkeys(variables, 1.0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("layout", [ONE_DEVICE, TWO_DEVICES], ids=["one device", "two devices"])
+def test_a_declared_aggregation_applies_to_the_floating_state_of_a_layer(
+    compiled: bool, layout: dict[str, Any]
+) -> None:
+    strategy = mr.MirroredStrategy(**layout)
+    expected = {None: 3.0, "mean": 3.0, "sum": 6.0, "only_first_replica": 1.0}  # of 0 + 1, and 2 + 3
+    with strategy.scope():
+        layers = {given: LastSum(trainable=False, aggregation=given) for given in expected}
+
+    def run(x: Any) -> None:
+        strategy.run(lambda x: [layer(x) for layer in layers.values()], args=(x,))
+
+    (mr.function(run) if compiled else run)(next(iter(strategy.distribute_dataset([X]))))
+    assert {given: float(np.asarray(layer.last)) for given, layer in layers.items()} == expected
+
+
+class Counting(keras.Model):  # type: ignore[misc]
+    """Assigns the number of examples of a replica's batch to a state with aggregation SUM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation="sum")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        self.count.assign(keras.ops.cast(len(data[0]), "float32"))
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_declared_aggregation_applies_in_an_own_step_of_fit(run_eagerly: bool) -> None:
+    with mr.MirroredStrategy(**ONE_DEVICE).scope():
+        model = Counting()
+        model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    model.fit(X, X, batch_size=4, verbose=0)
+    assert float(np.asarray(model.count)) == 4.0

@@ -6,6 +6,7 @@ The synchronization of the backing variable depends on the role of the Keras var
 |---|---|---|
 | a layer | trainable | mirrored |
 | a layer | floating, not trainable (BatchNormalization's statistics) | one component per replica, MEAN on read |
+| a layer | with aggregation "sum" or "only_first_replica" | mirrored, with that aggregation |
 | a seed generator | its state | one component per replica, each with its own seed |
 | a metric | ``synchronization="on_read"`` | one component per replica, SUM on read |
 | an optimizer | any | mirrored |
@@ -310,10 +311,12 @@ def _rules_of(variable: KerasVariable, maker_class: type) -> tuple[VariableSynch
         return VariableSynchronization.ON_READ, VariableAggregation.ONLY_FIRST_REPLICA
     if variable.synchronization == "on_read":
         return VariableSynchronization.ON_READ, given
-    # The state of a spectral normalization depends on the weights only, so that it is equal on all replicas.
+    # Layers create their statistics without an aggregation, or with "mean". The state of a spectral normalization
+    # depends on the weights only, so that it is equal on all replicas.
     is_statistic = (
         issubclass(maker_class, keras.layers.Layer)
         and not issubclass(maker_class, keras.layers.SpectralNormalization)
+        and given in (VariableAggregation.NONE, VariableAggregation.MEAN)
         and not variable.trainable
         and jnp.issubdtype(stored_dtype(variable), jnp.floating)
     )
