@@ -344,3 +344,23 @@ def test_an_algorithm_that_does_not_exist_is_refused() -> None:
     assert tf.random.Generator.from_seed(1, alg="philox").normal([2]).shape == (2,)
     with pytest.raises(ValueError, match="unsupported value foo"):
         tf.random.Generator.from_seed(1, alg="foo")
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside of run", "in run"])
+def test_the_first_draw_before_a_loop_over_a_dataset_repeats_no_effects(inside: bool) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"], num_replicas=2)
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(8).batch(4))
+    begun: list[int] = []
+
+    @tf.function
+    def epoch() -> int:
+        begun.append(len(begun))
+        if inside:
+            strategy.run(lambda: tf.random.uniform([]))
+        else:
+            tf.random.uniform([])
+        return sum(1 for _ in dataset)
+
+    generator._global.leave()  # forgets the streams of other tests
+    assert [epoch(), epoch()] == [2, 2]
+    assert begun == [0, 1]

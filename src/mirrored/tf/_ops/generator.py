@@ -29,6 +29,7 @@ from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import samplers
 from mirrored.tf._ops.random_streams import advance, drawing_element, element_key, initial_state, key_of, of_replica
 from mirrored.tf._tensors import as_tensor
+from mirrored.variables.creation import discount_constructor_call
 from mirrored.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -340,6 +341,7 @@ class _Global:
             value = self._start(strategy) if start is None else jnp.asarray(start, jnp.uint32)
             made = Variable(value, trainable=False, name="global_random_state")
             made.internal = True
+            discount_constructor_call()  # so that the draw of a trace that is discarded can be repeated as Python
             made.words_of_step = self.words_of_step
             return made
 
