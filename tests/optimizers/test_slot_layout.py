@@ -96,3 +96,17 @@ def test_nothing_is_computed():
 
     layout = lay_out(optax.GradientTransformation(init, lambda u, s, p=None: (u, s)), _parameters("w"))
     assert layout.leaves[0].shape == (1 << 20, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        optax.partition({"x": optax.adam(0.1), "y": optax.sgd(0.1)}, {"a": {"w": "x", "b": "y"}, "c": "x"}),
+        optax.adamw(0.1, mask={"a": {"w": True, "b": False}, "c": True}),
+        optax.GradientTransformation(lambda params: params["a"]["w"], lambda u, s, p=None: (u, s)),
+    ],
+    ids=["labels", "mask", "own"],
+)
+def test_a_transform_that_expects_the_structure_of_the_model_is_refused(transform: Any) -> None:
+    with pytest.raises(StructureError, match=r"one flat dict by name \({'a/w', 'a/b', 'c'}\)"):
+        lay_out(transform, _parameters("a/w", "a/b", "c"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,11 @@ import numpy as np
 import optax
 
 from mirrored._typing import Operand
-from mirrored.errors import StructureError
+from mirrored.errors import MirroredError, StructureError
 
 Path = tuple[Any, ...]
+# Words of JAX's messages about two pytrees that differ, up to JAX 0.10 and from then on.
+_OF_STRUCTURES: Final = ("mismatch", "pytree structure error")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +83,21 @@ class SlotLayout:
 
 
 def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, jax.ShapeDtypeStruct]) -> SlotLayout:
-    """Returns the `SlotLayout` of the optax state for given parameters, computed from their shapes and dtypes only."""
+    """Returns the `SlotLayout` of the optax state for given parameters, computed from their shapes and dtypes only.
+
+    Raises:
+        StructureError: The transform does not take a dict of these parameters.
+    """
     random: list[str | None] = []
 
     def init(arrays: optax.Params) -> Any:
-        state = transform.init(arrays)
+        try:
+            state = transform.init(arrays)
+        except (ValueError, KeyError) as error:
+            is_structure = isinstance(error, KeyError) or any(word in str(error) for word in _OF_STRUCTURES)
+            if isinstance(error, MirroredError) or not is_structure:
+                raise
+            raise _init_error(error, parameters) from error
         random.extend(str(jax.random.key_impl(leaf)) if _is_key(leaf) else None for leaf in jax.tree.leaves(state))
         return jax.tree.map(_plain, state)
 
@@ -98,6 +110,17 @@ def lay_out(transform: optax.GradientTransformation, parameters: Mapping[str, ja
         address = jax.tree_util.keystr(path if at is None else (*path[:at], *path[at + 1 :]))
         leaves.append(SlotLeaf(address, None if at is None else str(path[at].key), tuple(leaf.shape), leaf.dtype, kind))
     return SlotLayout(treedef, tuple(leaves))
+
+
+def _init_error(error: Exception, parameters: Mapping[str, Any]) -> StructureError:
+    names = ", ".join(map(repr, list(parameters)[:4])) + (", ..." if len(parameters) > 4 else "")
+    return StructureError(
+        "Optimizer.apply_gradients",
+        found=f"the transform's init raised {type(error).__name__}: {str(error).partition(chr(10))[0]}",
+        rule=f"a transform gets the variables as one flat dict by name ({{{names}}}), not as the model's tree",
+        remedy="give optax.partition, multi_transform or masked a function of that dict, such as lambda params: {name: "
+        "'decay' if name.endswith('kernel') else 'plain' for name in params}, or a dict with these keys",
+    )
 
 
 def _is_key(leaf: object) -> bool:
