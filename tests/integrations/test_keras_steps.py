@@ -353,6 +353,34 @@ def test_several_optimizers_without_call(replicas: int | None) -> None:
     assert_weights(model.second, by_hand(3, momentum=0.9)[0])
 
 
+class WithoutCall(keras.Model):
+    """Its steps call the layer, which the first step builds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def test_step(self, data: Any) -> Any:
+        return {"total": tf.reduce_sum(self.predict_step(data))}
+
+    def predict_step(self, data: Any) -> Any:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self.dense(x)
+
+
+@REPLICAS
+@pytest.mark.parametrize("method", ["predict", "predict_on_batch", "evaluate"])
+def test_a_model_without_call_is_built_by_its_step(method: str, replicas: int | None) -> None:
+    with scope(replicas):
+        model = WithoutCall()
+        model.compile()
+    data, options = X[:8], {} if "_on_" in method else {"verbose": 0}
+    if method == "evaluate":
+        assert model.evaluate(data, batch_size=8, return_dict=True, **options)
+    else:
+        np.testing.assert_allclose(getattr(model, method)(data, **options), data.sum(1, keepdims=True), rtol=1e-5)
+
+
 class Reconstruct(keras.Model):
     """Its datasets have elements that are no tuples."""
 

@@ -15,7 +15,6 @@ from mirrored._blocks import contextmanager
 from mirrored.checkpoint.deferred import is_expected, restore_created
 from mirrored.errors import ContextError
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.calls import prepare
 from mirrored.integrations.keras.private import Trainer, layer_with
 from mirrored.integrations.keras.variables import StrategyVariable, adopt
 from mirrored.patches import replace
@@ -78,6 +77,11 @@ def strategy_of(model: Model | Layer) -> Any:
                 break  # created outside, as a layer's variables may be that a model of a strategy has
             return variable.mirrored.strategy
     return vars(model).get(_STRATEGY)
+
+
+def is_made_in_scope(layer: Model | Layer) -> bool:
+    """Returns whether a Keras model or layer was created in the scope of a strategy."""
+    return _STRATEGY in vars(layer)
 
 
 @contextmanager
@@ -233,20 +237,3 @@ def _other_scope_error(model: Model, own: Strategy | None, current: Strategy | N
         rule="a model, its optimizer and its metrics must be created in the scope of one strategy",
         remedy="create the model inside this scope, or compile it outside",
     )
-
-
-def connect_calls() -> None:
-    """Patches `Layer.__call__`, so that AutoGraph can convert the `call` method of user-defined layers."""
-    replace("keras", keras.layers.Layer, "__call__", _preparing(keras.layers.Layer.__call__))
-
-
-def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call_layer)
-    def preparing(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        prepare(type(self))
-        if not self.built and _STRATEGY in vars(self):
-            with scope_of(self):
-                return call_layer(self, *args, **kwargs)
-        return call_layer(self, *args, **kwargs)
-
-    return preparing

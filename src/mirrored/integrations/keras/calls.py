@@ -12,10 +12,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from mirrored._blocks import setting
+from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.belonging import is_made_in_scope, scope_of
+from mirrored.integrations.keras.loops import step_builds
+from mirrored.integrations.keras.private import in_stateless_scope
+from mirrored.patches import replace
 
 if TYPE_CHECKING:
     from keras import Layer
 
+keras = load()
 Convert = Callable[[Callable[..., Any]], Callable[..., Any]]
 _converting: contextvars.ContextVar[Convert | None] = contextvars.ContextVar("_converting", default=None)
 _prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in a function or a cell can be collected.
@@ -81,3 +87,22 @@ def _dispatching(call: Callable[..., Any]) -> Callable[..., Any]:
         return (call if convert is None else convert(call))(self, *args, **kwargs)
 
     return dispatching
+
+
+def connect_calls() -> None:
+    """Patches `Layer.__call__`, so that AutoGraph can convert the `call` method of user-defined layers."""
+    replace("keras", keras.layers.Layer, "__call__", _preparing(keras.layers.Layer.__call__))
+
+
+def _preparing(call_layer: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call_layer)
+    def preparing(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        prepare(type(self))
+        if self.built:
+            return call_layer(self, *args, **kwargs)
+        if in_stateless_scope() and step_builds(self):
+            return None  # `predict` calls an unbuilt model to build it, and ignores the result
+        with scope_of(self) if is_made_in_scope(self) else nullcontext():
+            return call_layer(self, *args, **kwargs)
+
+    return preparing

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.belonging import connect_belonging, connect_calls, connect_noticing
+from mirrored.integrations.keras.belonging import connect_belonging, connect_noticing
 from mirrored.integrations.keras.callbacks import connect_resuming, connect_saving, connect_tensorboard
+from mirrored.integrations.keras.calls import connect_calls
 from mirrored.integrations.keras.control_flow import connect_control_flow
 from mirrored.integrations.keras.losses import connect_losses
 from mirrored.integrations.keras.made_before import connect_made_before

@@ -13,7 +13,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import jax
 
@@ -27,6 +27,9 @@ from mirrored.integrations.keras.private import JAXEpochIterator
 from mirrored.patches import replace
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
+
+if TYPE_CHECKING:
+    from keras import Layer, Model
 
 keras = load()
 _GLOBAL_BATCH: Final = "pass batches, whose arrays have one row per example"
@@ -107,6 +110,18 @@ def called_method(default: str) -> str:
     """Returns the name of the model's method whose loop is in progress; `default` outside of a loop."""
     loop = _current.get()
     return default if loop is None else loop.called
+
+
+def step_builds(model: Model | Layer, takes_data_alone: bool = False) -> bool:
+    """Returns whether a model has no `call`, because its step ``(self, data)`` calls the layers, and so builds them.
+
+    Args:
+        model: The model.
+        takes_data_alone: Whether its step is TensorFlow-style, outside of a loop.
+    """
+    loop = _current.get()
+    alone = takes_data_alone if loop is None else loop.takes_data_alone
+    return alone and type(model).call in (keras.Model.call, keras.layers.Layer.call)
 
 
 def placement_for(device_assignment: DeviceAssignment | None) -> Callable[[PyTree], Any]:

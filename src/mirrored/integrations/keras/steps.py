@@ -31,7 +31,7 @@ from mirrored.integrations.keras.batches import as_dense
 from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.calls import conversion_of_calls
 from mirrored.integrations.keras.logs import noted_results
-from mirrored.integrations.keras.loops import placement_for
+from mirrored.integrations.keras.loops import placement_for, step_builds
 from mirrored.integrations.keras.newest import GROUPS
 from mirrored.integrations.keras.private import (
     compute_total_loss,
@@ -125,8 +125,7 @@ def building_with_call(build: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(build)
     def building(self: Model, *args: Any, **kwargs: Any) -> Any:
-        has_call = type(self).call is not keras.Model.call and type(self).call is not keras.layers.Layer.call
-        return build(self, *args, **kwargs) if has_call or not takes_data_alone(self, "train") else None
+        return None if step_builds(self, takes_data_alone(self, "train")) else build(self, *args, **kwargs)
 
     return building
 
