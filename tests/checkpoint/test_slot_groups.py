@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import mirrored as mr
@@ -73,8 +75,12 @@ BUILT: dict[str, Callable[[Program], None]] = {
 }
 
 
-@pytest.mark.parametrize("trained", [separately, together])
-@pytest.mark.parametrize("built", BUILT)
+# Each variable has a counter of its own after these.
+APART = ("in the same order", "in another order", "used in another order", "after another variable")
+CASES = [(separately, one) for one in BUILT] + [(together, "not built")]
+
+
+@pytest.mark.parametrize(("trained", "built"), CASES)
 @pytest.mark.first(2)
 def test_each_variable_continues_with_its_own_counter(built, trained, tmp_path):
     original = trained()
@@ -108,6 +114,64 @@ def test_a_checkpoint_with_more_counters_is_refused(names, tmp_path):
     assert int(program.optimizer.iterations) == 0
 
 
+@pytest.mark.parametrize("built", APART)
+@pytest.mark.first(1)
+def test_a_checkpoint_with_fewer_counters_is_refused(built, tmp_path):
+    """The saved counter was copied to both groups, and the copies advanced separately."""
+    path = together().checkpoint().write(tmp_path / "c")
+    program = Program()
+    BUILT[built](program)
+    before, steps = program.weights(), int(program.optimizer.iterations)
+    found = r"(?s)2 step counters for (a, b|b, a), because.*in \S+ it has one; nothing"
+    remedy = r"restore the checkpoint before.*optimizer\.build\(\[(a, b|b, a)\]\)"
+    with pytest.raises(CheckpointMismatchError, match=f"{found}.*{remedy}"):
+        program.checkpoint().restore(path)
+    assert program.weights() == before
+    assert int(program.optimizer.iterations) == steps
+
+
+def test_a_variable_that_is_updated_later_than_its_group_is_refused(tmp_path):
+    original, program = together(), Program()
+    path = original.checkpoint().write(tmp_path / "c")
+    BUILT["only the second"](program)
+    program.checkpoint().restore(path).expect_partial()
+    for one in (original, program):
+        one.update("b")  # exact as long as `a` is not updated
+    assert program.weights() == original.weights()
+    with pytest.raises(CheckpointMismatchError, match="2 step counters for b, a"):
+        program.update("a", "b")
+    assert program.weights() == original.weights()
+
+
+def test_any_shared_state_of_a_transformation_is_refused(tmp_path):
+    """The random key of gradient noise, and the position in a schedule, are shared like the step counter of Adam."""
+
+    def program(*groups: tuple[str, ...]) -> Program:
+        made = Program()
+        schedule = optax.scale_by_schedule(optax.linear_schedule(1.0, 0.0, 10))
+        made.optimizer = mr.optimizers.Optimizer(optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), schedule))
+        for group in groups:
+            made.update(*group)
+        return made
+
+    path = program(("a", "b")).checkpoint().write(tmp_path / "c")
+    with pytest.raises(CheckpointMismatchError, match="2 step counters for a, b"):
+        program(("a",), ("b",)).checkpoint().restore(path)
+
+
+def test_a_variable_that_is_created_and_updated_later_than_its_group_is_refused(tmp_path):
+    """Its deferred restore would set its own counter to the saved one, behind that of the rest of the group."""
+    path = together().checkpoint().write(tmp_path / "c")
+    program = Program()
+    checkpoint = Checkpoint(a=program.a, optimizer=program.optimizer)
+    del program.b
+    checkpoint.restore(path).expect_partial()
+    program.update("a")
+    program.b = checkpoint.b = mr.Variable(jnp.array([3.0]), name="b")
+    with pytest.raises(CheckpointMismatchError, match="2 step counters for a, b"):
+        program.update("b")
+
+
 def test_a_manager_refuses_it_too(tmp_path):
     original = separately()
     manager = CheckpointManager(original.checkpoint(), tmp_path)
@@ -120,18 +184,18 @@ def test_a_manager_refuses_it_too(tmp_path):
     assert int(program.optimizer.iterations) == 0
 
 
-def test_groups_without_counters_are_restored(tmp_path):
-    def programs() -> Program:
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_groups_without_counters_are_restored(is_joined, tmp_path):
+    def programs(*groups: tuple[str, ...]) -> Program:
         program = Program()
         program.optimizer = mr.optimizers.SGD(0.1, momentum=0.9)
+        for group in groups:
+            program.update(*group, steps=2)
         return program
 
-    original = programs()
-    original.update("a", steps=2)
-    original.update("b", steps=2)
+    groups: tuple[tuple[str, ...], ...] = (("a",), ("b",))
+    original, restored = (programs(*one) for one in ((groups, [("a", "b")]) if is_joined else ([("a", "b")], groups)))
     path = original.checkpoint().write(tmp_path / "c")
-    restored = programs()
-    restored.build("a", "b")
     restored.checkpoint().restore(path).assert_consumed()
     np.testing.assert_array_equal(continued(restored), continued(original))
 

@@ -16,7 +16,7 @@ from mirrored.checkpoint.leaves import Leaf, NumberLeaf
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.saved import Saved
-from mirrored.checkpoint.slot_groups import Joined, match_groups
+from mirrored.checkpoint.slot_groups import Regrouped, match_groups
 from mirrored.errors import CheckpointMismatchError
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
@@ -47,7 +47,7 @@ class Match:
         misfits: The names on both sides with different kinds, shapes or dtypes.
         saved: All state in the checkpoint.
         here: The outlines of all state in the program.
-        joined: Groups of variables that share optimizer state only in the program, which therefore has no place for it.
+        regrouped: Variables that share optimizer state only in the program, or only in the checkpoint.
     """
 
     pairs: dict[str, tuple[str, Leaf]]
@@ -56,7 +56,7 @@ class Match:
     misfits: tuple[Misfit, ...]
     saved: dict[str, Saved]
     here: dict[str, Saved]
-    joined: tuple[Joined, ...] = ()
+    regrouped: tuple[Regrouped, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -118,7 +118,7 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     used = {source for source, _ in pairs.values()} | {one.source for one in misfits}
     unexpected = tuple(name for name in manifest.leaves if name not in used)
     here = {name: leaf.outline() for name, leaf in graph.leaves.items() if name not in optional}
-    return Match(pairs, tuple(missing), unexpected, tuple(misfits), manifest.leaves, here, tuple(groups.joined))
+    return Match(pairs, tuple(missing), unexpected, tuple(misfits), manifest.leaves, here, tuple(groups.regrouped))
 
 
 def _configuration_names(

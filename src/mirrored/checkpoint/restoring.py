@@ -256,7 +256,7 @@ class Restoration:
         found = match(graph, self._manifest)
         found = self._relevant_mismatches(found, graph, wanted)
         _check(found, self._directory, called, strict=False, first=first)
-        check_groups(found.joined, self._directory, called)
+        check_groups(found.regrouped, self._directory, called)
         if not self._held:
             self._verify()
         chosen = {name for name, (_, leaf) in found.pairs.items() if self._is_new(name) and wanted(name, leaf)}

@@ -22,16 +22,18 @@ from mirrored.errors import CheckpointMismatchError
 _NO_GROUP = "-"
 
 
-class Joined(NamedTuple):
-    """Variables that are one group of an optimizer in the program, but several groups in the checkpoint.
+class Regrouped(NamedTuple):
+    """Variables that are one group of an optimizer in the program, but several in the checkpoint, or the reverse.
 
     Attributes:
         optimizer: The optimizer's name in the program.
-        groups: The variables' names in the program, by group in the checkpoint.
+        groups: The variables' names in the program, by group on the side that has several groups.
+        is_joined: Whether the program has one group; False if the checkpoint has one.
     """
 
     optimizer: str
     groups: list[list[str]]
+    is_joined: bool
 
 
 class GroupMatch(NamedTuple):
@@ -39,11 +41,11 @@ class GroupMatch(NamedTuple):
 
     Attributes:
         prefixes: The prefix of the checkpoint's names of a group's shared state, by that of the program's names.
-        joined: The groups that cannot be matched.
+        regrouped: The groups that cannot be matched.
     """
 
     prefixes: dict[str, str]
-    joined: list[Joined]
+    regrouped: list[Regrouped]
 
     def source_path(self, name: str) -> str:
         """Converts the program's path of shared optimizer state to the path in the checkpoint.
@@ -73,6 +75,7 @@ def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], st
         owner = {member: number for number, members in enumerate(saved) for member in members}
         labels = {name.rpartition("/")[2] for name in graph.shared if name.startswith(f"{optimizer}/{SLOTS}/")}
         numbers: list[int | None] = []
+        here: dict[int, list[list[str]]] = {}  # the members of the program's groups, by group in the checkpoint
         for members in groups:
             by_number: dict[int, list[str]] = {}
             for member in members:
@@ -80,8 +83,13 @@ def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], st
                 if number is not None:
                     by_number.setdefault(number, []).append(member)
             if len(by_number) > 1 and _have_state(manifest, path, list(by_number), labels):
-                found.joined.append(Joined(optimizer, list(by_number.values())))
+                found.regrouped.append(Regrouped(optimizer, list(by_number.values()), is_joined=True))
+            for number, known in by_number.items():
+                here.setdefault(number, []).append(known)
             numbers.append(min(by_number, default=None))
+        for number, several in here.items():
+            if len(several) > 1 and _have_state(manifest, path, [number], labels):
+                found.regrouped.append(Regrouped(optimizer, several, is_joined=False))
         for number, matched in enumerate(numbers):
             source = matched if matched is not None else _NO_GROUP if number in numbers else number
             found.prefixes[f"{optimizer}/{SLOTS}/{number}"] = f"{optimizer}/{SLOTS}/{source}"
@@ -116,22 +124,31 @@ def _have_state(manifest: Manifest, optimizer: str, numbers: list[int], labels: 
     return False
 
 
-def check_groups(joined: Sequence[Joined], directory: Path, called: str) -> None:
-    """Raises an error if the program has one counter for variables that have several counters in the checkpoint.
+def check_groups(regrouped: Sequence[Regrouped], directory: Path, called: str) -> None:
+    """Raises an error if variables share a step counter in the program only, or in the checkpoint only.
+
+    A counter that the checkpoint has for variables with several counters in the program would be copied to each of
+    these. The copies would then advance separately, unlike the counter of the program that saved it.
 
     Raises:
-        CheckpointMismatchError: There is such a group.
+        CheckpointMismatchError: There are such variables.
     """
-    if not joined:
+    if not regrouped:
         return
-    optimizer, groups = joined[0]
-    names = ", ".join(_shown(one) for group in groups for one in group)
-    calls = ", ".join(f"{optimizer}.build([{', '.join(_shown(one) for one in group)}])" for group in groups)
+    optimizer, groups, is_joined = regrouped[0]
+    of_group = [", ".join(map(_shown, group)) for group in groups]
+    names = ", ".join(of_group)
+    calls = ", ".join(f"{optimizer}.build([{one}])" for one in (of_group if is_joined else [names]))
+    why = "because these variables were first updated in separate calls"
+    found = (
+        f"one step counter for {names}, and in {directory} it has {len(groups)}, {why}"
+        if is_joined
+        else f"{len(groups)} step counters for {names}, {why}, and in {directory} it has one"
+    )
     raise CheckpointMismatchError(
         called,
-        found=f"the optimizer {optimizer!r} keeps one step counter for {names}, and in {directory} it has "
-        f"{len(groups)}, because these variables were first updated in separate calls; nothing was restored",
-        rule="variables that share state such as a step counter must share it in the checkpoint, too",
+        found=f"the optimizer {optimizer!r} keeps {found}; nothing was restored",
+        rule="variables must share state such as a step counter in both the program and the checkpoint, or in neither",
         remedy=f"restore the checkpoint before the optimizer is built or used, or build it as it was: {calls}",
     )
 
