@@ -112,7 +112,7 @@ def test_isolated_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     from mirrored._jax import caches
 
     monkeypatch.setattr(caches, "forget_tokens", lambda tokens: None)  # searches what earlier tests have traced
-    check_block(caches.fresh, lambda: (caches.current(), caches._sharing.get()))
+    check_block(caches.fresh, lambda: (caches.current(), caches._trace_cache.get()))
 
 
 def _of_durations() -> tuple[Any, Any]:
