@@ -542,6 +542,57 @@ def negative_zero(w: Any, x: Any, k: int) -> Any:
     return jnp.ones_like(w), lambda g: g / (-0.0 if k else 0.0)
 
 
+def own_share_through(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any, int], Any]:
+    return lambda w, x, k: (jnp.ones_like(w), lambda g: w + call(jnp.sum(x), jnp.sum(w)))
+
+
+@jax.custom_vjp
+def straight_through(a: Any) -> Any:
+    return a
+
+
+straight_through.defvjp(lambda a: (a, ()), lambda _, g: (jnp.clip(g, -1, 1),))
+
+
+@jax.custom_jvp
+def straight_forward(a: Any) -> Any:
+    return a
+
+
+straight_forward.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+
+# Calls, loops and branches that return the first argument unchanged: the result has the value number of the argument.
+PASSING: dict[str, Callable[[Any, Any], Any]] = {
+    "jit": lambda a, b: jax.jit(lambda a, b: a)(a, b),
+    "nested jit": lambda a, b: jax.jit(lambda a, b: jax.jit(lambda a, b: (b, a))(a, b)[1])(a, b),
+    "jit that returns it twice, and a literal": lambda a, b: sum(jax.jit(lambda a, b: (3.0, a, b, a))(a, b)),
+    "custom_vjp": lambda a, b: straight_through(a),
+    "custom_jvp": lambda a, b: straight_forward(a),
+    "checkpoint": lambda a, b: jax.checkpoint(lambda a, b: (b, a))(a, b)[1],
+    "scan": lambda a, b: lax.scan(lambda c, _: ((c[0], c[0] + c[1]), c[0]), (a, b), None, length=2)[0][0],
+    "scan of no iteration": lambda a, b: lax.scan(lambda c, _: (c, None), a, None, length=0)[0],
+    "stacked by scan": lambda a, b: lax.scan(lambda c, _: (c, a), b, None, length=2)[1][1],
+    "while": lambda a, b: lax.while_loop(lambda c: c[1] < 9, lambda c: (c[0], c[1] + 1), (a, b))[0],
+    "condition of while": lambda a, b: lax.while_loop(lambda c: c[0], lambda c: (c[1], c[1]), (a > 0, b > 99))[0],
+    "cond": lambda a, b: lax.cond(b > 0, lambda a, b: a, lambda a, b: a, a, b),
+    "index of cond": lambda a, b: lax.cond(jax.jit(lambda a, b: a)(a > 0, b), lambda: b, lambda: 2 * b),
+    "vmap": lambda a, b: jax.vmap(straight_through)(a[None])[0],
+    "optimization_barrier": lambda a, b: lax.optimization_barrier((b, a))[1],
+}
+
+
+@pytest.mark.parametrize("call", PASSING.values(), ids=PASSING)
+def test_a_call_that_returns_its_argument_unchanged_is_explained(call: Callable[[Any, Any], Any]) -> None:
+    analysis, results = study_locals(own_share_through(call), devices=1)
+    assert not analysis.same(results)
+    assert "share of local replica 0 on one replica, the batch, share of local replica 1" in analysis.explain(results)
+    between_devices, (result,) = study(lambda w, x: w + call(jnp.sum(x), jnp.sum(w)))
+    assert between_devices.varies(result)
+    assert BATCH in between_devices.path(result)[0].what
+    analysis, results = study_locals(lambda w, x, k: (w, lambda g: g + call(jnp.sum(g), jnp.sum(w))), devices=1)
+    assert analysis.same(results)
+
+
 DIVERGENT = [
     (by_local_number, "the constant 0.0 on one replica, the constant 1.0 on another replica of the same device"),
     (by_own_share, "share of local replica 0 on one replica, the batch, share of local replica 1 on another"),

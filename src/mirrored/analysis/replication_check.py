@@ -365,6 +365,7 @@ def mismatched_collective_error(collective: str, what: str, eqn: JaxprEqn) -> Me
 # separate jaxpr variable for each replica. The search compares two of these.
 
 _Pair = tuple[Any, Any]
+_CameFrom = dict[tuple[int, int], tuple[_Pair, PathStep] | None]
 
 
 class Divergence:
@@ -390,10 +391,10 @@ class Divergence:
     def trail(self, one: Var | Literal, other: Var | Literal) -> list[PathStep]:
         """Returns the shortest chain of operations that made the values `one` and `other` of two replicas different.
 
-        The search goes backwards from the pair, breadth-first over pairs of corresponding operands. It visits each pair
-        of value numbers once.
+        The search goes backwards from the pair, breadth-first over pairs of corresponding operands, each visited once.
         """
-        came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None] = {self._key((one, other)): None}
+        # Not keyed by value numbers: a call that returns an input unchanged gives the input and the output one number.
+        came_from: _CameFrom = {_identity((one, other)): None}
         queue = deque([(one, other)])
         while queue:
             pair = queue.popleft()
@@ -402,18 +403,13 @@ class Divergence:
                 return [self._origin(pair), *self._steps(pair, came_from)]
             step = path_step_of(*self._producers[pair[0]])
             for operand in operands:
-                if self._key(operand) not in came_from:
-                    came_from[self._key(operand)] = (pair, step)
+                if _identity(operand) not in came_from:
+                    came_from[_identity(operand)] = (pair, step)
                     queue.append(operand)
         raise AssertionError("every value of a jaxpr comes from its inputs")
 
-    def _key(self, pair: _Pair) -> tuple[int, int]:
-        return self.numbers[pair[0]], self.numbers[pair[1]]
-
-    def _steps(
-        self, pair: _Pair, came_from: dict[tuple[int, int], tuple[_Pair, PathStep] | None]
-    ) -> Iterator[PathStep]:
-        while (entry := came_from[self._key(pair)]) is not None:
+    def _steps(self, pair: _Pair, came_from: _CameFrom) -> Iterator[PathStep]:
+        while (entry := came_from[_identity(pair)]) is not None:
             pair, step = entry
             yield step
 
@@ -439,6 +435,10 @@ class Divergence:
         if not isinstance(atom, Literal) and atom in self._producers:
             return str(path_step_of(*self._producers[atom]))
         return self._label(atom)
+
+
+def _identity(pair: _Pair) -> tuple[int, int]:
+    return id(pair[0]), id(pair[1])  # JAX's literals have no hash
 
 
 def _entering(eqn: JaxprEqn, operands: Sequence[bool], count: int) -> Sequence[bool]:
