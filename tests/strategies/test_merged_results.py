@@ -35,6 +35,27 @@ FUNCTIONS = {
     "nested": lambda x: merged(total)(merged(total)(x) * x),
     "integers": lambda x: merged(total)(x.astype(jnp.int32)),
 }
+
+
+def under_tape(merge_fn):
+    def replica(x):
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            result = merged(merge_fn)(x)
+        return result
+
+    return replica
+
+
+FUNCTIONS |= {
+    "NumPy scalar": merged(lambda strategy, x: np.float32(3)),
+    "NumPy array": merged(lambda strategy, x: np.ones(2, np.float32)),
+    "under a tape": under_tape(total),
+    "independent of the tape": under_tape(lambda strategy, x: jnp.zeros(2)),
+    "squared under a tape": under_tape(lambda strategy, x: total(strategy, x) ** 2),
+    "NumPy scalar under a tape": under_tape(lambda strategy, x: np.float32(3)),
+    "in a dict under a tape": under_tape(lambda strategy, x: {"total": total(strategy, x), "x": x}),
+}
 LAYOUTS = [(2, 1), (2, 2), (4, 2), (3, 2)]
 
 

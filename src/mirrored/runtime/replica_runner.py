@@ -7,6 +7,8 @@ import functools
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mirrored._jax import caches
 from mirrored._jax.traces import Tracer, current_trace, trace_below_tapes
 from mirrored._typing import Leaf
@@ -171,9 +173,13 @@ class ReplicaRunner(abc.ABC):
     def _merged(self) -> dict[int, tuple[Any, object]]:
         return {}
 
-    def note_merged(self, value: Leaf, components: Sequence[Any]) -> None:
-        """Records that the replicas' tracers represent one object, which `merge_call` returned to all replicas."""
-        if isinstance(value, PerReplica) or not any(isinstance(one, Tracer) for one in components):
+    def note_merged(self, value: Leaf, components: Sequence[Any], *, is_taped: bool) -> None:
+        """Records that the replicas' tracers or NumPy arrays are one object, which `merge_call` returned to all.
+
+        As in eager runs, a tracer that tapes of the replicas record (`is_taped`) is each replica's own.
+        """
+        kinds = (np.ndarray, np.generic) if is_taped else (np.ndarray, np.generic, Tracer)
+        if isinstance(value, PerReplica) or not any(isinstance(one, kinds) for one in components):
             return
         # A tracer that a variable has as its new value may also come from a read of that variable.
         if any(self.store.local(entry.variable, 0) is components[0] for entry in self.store.staged.values()):

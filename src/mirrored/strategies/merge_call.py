@@ -279,7 +279,7 @@ def call_merged(
                 _check_gradients(name, probe, leaves)
         columns = [components(runner, leaf) for leaf in leaves]
         for leaf, column in zip(leaves, columns, strict=True):
-            runner.note_merged(leaf, column)
+            runner.note_merged(leaf, column, is_taped=is_taped)
         return [_payload([column[local] for column in columns], treedef) for local in range(len(payloads))]
 
     key = key_of(merge_fn)
