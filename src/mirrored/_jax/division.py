@@ -6,14 +6,23 @@ Such a value has one user on a device with one replica, and several users on a d
 bit-identical results (`BitIdenticalJit`), each division therefore has a copy of the divisor of its own, behind an
 optimization barrier, which XLA removes after this rewrite.
 
+The divisor can become a broadcast: XLA rewrites an operation on broadcast scalars to the broadcast of an operation on
+scalars. The order of these rewrites depends on constants, which all replicas of a device share, because the conversion
+to HLO merges equal ones. A divisor that is computed from nothing but constants and broadcast scalars (a *uniform* one)
+therefore gets the barrier, too. The arguments of a nested function are not followed to its callers.
+
+XLA also expands functions such as `polygamma` to divisions, after JAX's lowering rules. Their operands are behind
+barriers, so that no divisor in them is uniform.
+
 Supports JAX 0.10 to 0.12: a primitive's lowering rule is in `mlir._lowerings`, and gets the operands as MLIR values.
 JAX does not export their classes (hence `Any`).
 
-Source: `AlgebraicSimplifierVisitor::HandleDivide` in XLA's `algebraic_simplifier.cc`.
+Source: `AlgebraicSimplifierVisitor::HandleDivide` and `HandleBroadcast` in XLA's `algebraic_simplifier.cc`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from jax import lax
@@ -24,19 +33,25 @@ from mirrored._jax.private import hlo as _hlo
 from mirrored._jax.private import mlir as _mlir
 
 _CONSTANT, _BROADCAST = "stablehlo.constant", "stablehlo.broadcast_in_dim"
+_EXPANDED: Final = (lax.lgamma_p, lax.digamma_p, lax.polygamma_p, lax.zeta_p, lax.bessel_i1e_p)
+_MOST_VISITED: Final = 64
 _lowerings: Final[Any] = _mlir._lowerings
 _rule: Final[Any] = _lowerings[lax.div_p].rule
 
 
-def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
+def _is_bit_identical() -> bool:
     # The partitioner is set only while a bit-identical program is compiled (`bit_identical`).
-    if not _config.use_shardy_partitioner.value:
+    return not _config.use_shardy_partitioner.value
+
+
+def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
+    if _is_bit_identical():
         divisor = _with_one_use(divisor, len(ctx.avals_out[0].shape))
     return _rule(ctx, dividend, divisor, **params)
 
 
 def _with_one_use(divisor: Any, rank: int) -> Any:
-    """Hides a broadcast divisor behind a barrier that only the division uses; returns other divisors unchanged."""
+    """Hides a uniform divisor behind a barrier that only the division uses; returns other divisors unchanged."""
     owner = divisor.owner
     name = getattr(owner, "name", None)  # a function's argument belongs to a block, which has no name
     if name == _BROADCAST:
@@ -47,9 +62,24 @@ def _with_one_use(divisor: Any, rank: int) -> Any:
             divisor.type, _behind_barrier(value), owner.attributes["broadcast_dimensions"]
         )
         return broadcast.result
-    if name == _CONSTANT or len(divisor.type.shape) == rank:
+    if name == _CONSTANT:
+        return divisor
+    if len(divisor.type.shape) == rank and not (rank and _is_uniform(divisor)):
         return divisor
     return _behind_barrier(divisor)  # JAX broadcasts scalars in the rule
+
+
+def _is_uniform(value: Any) -> bool:
+    """Returns whether a value is computed from nothing but constants and scalars, or from too many values to look."""
+    pending, visited = [value], 0
+    while pending and visited < _MOST_VISITED:
+        visited += 1
+        owner = pending.pop().owner
+        name = getattr(owner, "name", None)
+        if name is None or not len(owner.operands) and name != _CONSTANT:
+            return False
+        pending += [operand for operand in owner.operands if operand.type.shape]
+    return True
 
 
 def _behind_barrier(value: Any) -> Any:
@@ -57,6 +87,20 @@ def _behind_barrier(value: Any) -> Any:
     return barrier.results[0]
 
 
+def _hidden(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """Wraps a function's lowering rule so that its operands are behind barriers."""
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any]:
+        if _is_bit_identical():
+            operands = tuple(_behind_barrier(operand) for operand in operands)
+        return rule(ctx, *operands, **params)
+
+    return lower
+
+
 def connect_division() -> None:
-    """Registers a division lowering rule whose rounding does not depend on other uses of the divisor."""
-    _public_mlir.register_lowering(lax.div_p, _divide)
+    """Registers lowering rules of division that make XLA's rewrites independent of other uses of the divisor."""
+    # JAX would cache the result of the rule, and so pass arguments of a function instead of the operands.
+    _public_mlir.register_lowering(lax.div_p, _divide, cacheable=False)
+    for primitive in _EXPANDED:
+        _public_mlir.register_lowering(primitive, _hidden(_lowerings[primitive].rule))
