@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -69,6 +70,30 @@ def test_a_block_as_a_decorator() -> None:
         return _state[0] if depth == 0 else number(depth - 1)
 
     assert [number(2), number(0), _state[0]] == [3, 3, 0]
+
+
+def test_a_block_is_entered_once() -> None:
+    block = _changed(3)
+    with pytest.raises(AttributeError), block, block:  # as in `contextlib`; the state stayed changed, silently
+        pass
+    assert _state == [0]
+
+
+def test_a_block_does_not_keep_its_arguments() -> None:
+    class Large:
+        pass
+
+    @_blocks.contextmanager
+    def forgetting(one: object) -> Iterator[None]:
+        del one
+        yield
+
+    large = Large()
+    reference = weakref.ref(large)
+    block = forgetting(large)
+    del large
+    with block:
+        assert reference() is None
 
 
 def test_a_generator_function_that_raises_or_does_not_stop() -> None:

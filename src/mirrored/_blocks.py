@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ContextDecorator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from itertools import starmap
 from types import TracebackType
@@ -19,40 +19,24 @@ from typing import Generic, ParamSpec, Protocol, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., object])
 
 
-class _Block(AbstractContextManager[T], ContextDecorator):
-    __slots__ = ("_begin", "_generator", "_manager")
-
-    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
-        self._begin = begin
-
+class _Block(contextlib._GeneratorContextManager[T]):
     def __enter__(self) -> T:
-        self._generator = generator = cast(Generator[T, None, None], self._begin())
-        self._manager = contextlib.contextmanager(lambda: generator)()
         try:
-            return self._manager.__enter__()
+            return super().__enter__()
         except BaseException:
-            generator.close()
+            self.gen.close()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> bool | None:
         try:
-            return self._manager.__exit__(kind, error, where)
+            return super().__exit__(kind, error, where)
         except BaseException:
-            self._generator.close()  # no effect, unless an interrupt came before the generator went on
+            self.gen.close()  # no effect, unless an interrupt came before the generator went on
             raise
-
-    def __call__(self, function: F) -> F:
-        @functools.wraps(function)
-        def within(*args: object, **kwargs: object) -> object:
-            with _Block(self._begin):
-                return function(*args, **kwargs)
-
-        return cast(F, within)
 
 
 def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
@@ -61,10 +45,11 @@ def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractCo
     The generator function must change state inside its ``try`` block, and must begin ``finally`` with the assignment
     that restores it: an interrupt where a Python function begins would skip a restoration inside that function.
     """
+    begin = cast(Callable[..., Generator[T, None, None]], function)
 
     @functools.wraps(function)
     def block(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
-        return _Block(functools.partial(function, *args, **kwargs))
+        return _Block(begin, args, kwargs)
 
     return block
 
