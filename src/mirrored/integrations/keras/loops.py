@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import jax
 
-from mirrored._blocks import setting
+from mirrored._blocks import contextmanager, setting
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data.placement import Placer, batch_size
@@ -93,9 +93,11 @@ class InProgress(Generic[T]):
         found = self._variable.get()
         return None if found is None else found()
 
-    def within(self, call: T) -> AbstractContextManager[None]:
-        """Context manager that marks `call` as the `fit`, `evaluate` or `predict` call in progress."""
-        return setting(self._variable, weakref.ref(call))
+    @contextmanager
+    def within(self, call: T) -> Iterator[None]:
+        """Context manager that marks `call` as the `fit`, `evaluate` or `predict` call in progress, and keeps it."""
+        with setting(self._variable, weakref.ref(call)):
+            yield
 
 
 _current: Final = InProgress[Loop]("mirrored.keras_loop")
