@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,15 +58,17 @@ def _of_all_workers(
     another worker.
     """
     names = distinct_names(variables.values(), alone=MADE_ALONE)
-    alone: dict[str, list[int]] = defaultdict(list)
+    counts: Counter[str] = Counter()
+    places: dict[int, int] = {}
     for key, one in variables.items():
         if one.number_of_name is None:
-            alone[one.common_name].append(key)
+            places[key] = counts[one.common_name]
+            counts[one.common_name] += 1
     # Names with the number of a variable in the job are exact. Others are numbered in the order of creation: they are
     # those of the same variables on all workers only if all workers pass as many variables of the name, and if the
     # order in which they pass them differs from the order of creation on all workers alike.
     own = {
-        names[key]: [dtypes[key], one.common_name, len(same := alone[one.common_name]), same.index(key)]
+        names[key]: [dtypes[key], one.common_name, counts[one.common_name], places[key]]
         if one.number_of_name is None
         else [dtypes[key], names[key], 1, 0]
         for key, one in variables.items()
