@@ -8,8 +8,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.arrays import implementation_of, is_key
 from mirrored.compilation.frozen_state import PythonState
 from mirrored.compilation.program import Program
 from mirrored.compilation.rewinding import Names
@@ -74,7 +77,14 @@ def _evened(leaf: Any) -> Any:
     if not _is_ragged(leaf):
         return leaf
     fullest = max(leaf.values, key=lambda component: int(np.size(component)))
-    return PerReplica([np.zeros(np.shape(fullest), fullest.dtype)] * len(leaf.values), leaf.device_assignment)
+    return PerReplica([_zeros_like(fullest)] * len(leaf.values), leaf.device_assignment)
+
+
+def _zeros_like(array: Any) -> Any:
+    if not is_key(array):
+        return np.zeros(np.shape(array), array.dtype)
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(array.shape, array.dtype))
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=implementation_of(array.dtype))
 
 
 class RunScales(RunInterceptor):

@@ -36,14 +36,14 @@ def call(
         index: The index of the element.
         draws: The random numbers of the function; None: those of the caller.
     """
-    handed_out(element)
     start = time.perf_counter()
     _clock.functions += 1
     try:
         with naming_element(called, index), drawing_for(draws, index), _on_host():
-            if type(element) is tuple:
-                return function(*element)
-            return function(element)
+            given = handed_out(element)
+            if type(given) is tuple:
+                return function(*given)
+            return function(given)
     finally:
         _clock.functions -= 1
         _clock.seconds += time.perf_counter() - start

@@ -13,10 +13,11 @@ from typing import Any, Final, TypeAlias
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import aligned_empty, expose, frozen, owned, refuse_masked
+from mirrored._jax.arrays import aligned_empty, expose, frozen, is_key, owned, refuse_masked
 from mirrored._jax.sequences import has_wide_items
 from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import HostArray, PyTree
+from mirrored.data.keys import as_records, contains_keys, implementation, represents_keys, with_keys
 from mirrored.data.padded_shapes import check_rank, padded_shapes_of, per_leaf
 from mirrored.errors import ArgumentError, StructureError
 
@@ -88,10 +89,11 @@ def own_element(value: PyTree, called: str, narrow: bool = True) -> Element:
 
 
 def handed_out(element: Element) -> Element:
-    """Records that user code holds an element's arrays and may write to their memory; returns the element."""
-    for leaf in [element] if type(element) is np.ndarray else jax.tree.leaves(element):
+    """Records that user code holds an element's arrays and may write to them; returns it with typed PRNG keys."""
+    leaves = [element] if type(element) is np.ndarray else jax.tree.leaves(element)
+    for leaf in leaves:
         expose(leaf)
-    return element
+    return with_keys(element) if any(map(represents_keys, leaves)) else element
 
 
 def _leaf(leaf: object, called: str, narrow: bool) -> Any:
@@ -99,6 +101,8 @@ def _leaf(leaf: object, called: str, narrow: bool) -> Any:
         return _as_bytes(leaf)
     if getattr(leaf, "is_dataset", False):
         return leaf
+    if is_key(leaf):
+        return as_records(leaf)  # type: ignore[arg-type]
     if isinstance(leaf, str):
         return leaf.encode()
     if isinstance(leaf, bool | int | float | complex | list):
@@ -129,6 +133,15 @@ def _array(leaf: object, called: str) -> np.ndarray:
             found=f"a list is ragged: {error}",
             rule="a list in an element becomes one array, so its rows must have one length",
             remedy="use a tuple for a structure, or pad the rows to one length",
+        ) from error
+    except TypeError as error:
+        if not contains_keys(leaf):
+            raise
+        raise StructureError(
+            called,
+            found="a list contains typed PRNG keys",
+            rule="a list in an element becomes one NumPy array, and NumPy has no keys",
+            remedy="use one array of keys, jax.numpy.stack(keys), or a tuple for a structure",
         ) from error
     if array.dtype.kind in "US" and isinstance(leaf, list):
         array = np.array(leaf, object)  # items of an array of dtype S or U lose NUL characters at their ends
@@ -287,7 +300,9 @@ def described(leaf: HostArray | np.generic | bytes) -> str:
     """Formats the dtype and shape of an array, for example ``float32[3, 2]``."""
     if isinstance(leaf, bytes):
         return "bytes"
-    return f"{getattr(leaf, 'dtype', type(leaf).__name__)}[{', '.join(map(str, np.shape(leaf)))}]"
+    impl = implementation(leaf.dtype) if isinstance(leaf, np.ndarray | np.generic) else None
+    kind = getattr(leaf, "dtype", type(leaf).__name__) if impl is None else f"key<{impl}>"
+    return f"{kind}[{', '.join(map(str, np.shape(leaf)))}]"
 
 
 def take(batch: np.ndarray, positions: range | np.ndarray) -> np.ndarray:
@@ -375,6 +390,8 @@ def _pad_column(column: list[np.ndarray], shape: Sequence[int | None] | None, va
 def _padding_of(dtype: np.dtype[Any], value: object, called: str) -> Any:
     """Returns the padding for `dtype`, by default 0 or the empty string; raises an error if `value` does not fit."""
     has_texts = dtype.hasobject or dtype.kind in "SU"
+    if value is None and implementation(dtype) is not None:
+        return np.zeros((), dtype)
     if value is None:
         value = "" if has_texts else 0
     if has_texts != isinstance(value, str | bytes) or not (has_texts or keeps_values(np.asarray(value), dtype)):

@@ -14,6 +14,7 @@ from mirrored._jax.arrays import aligned_empty, canonical, is_host_dtype, owned,
 from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import HostArray
 from mirrored.data.elements import Element
+from mirrored.data.keys import as_keys, data_of, implementation
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
@@ -273,18 +274,20 @@ class Placer:
 
     def _stacked(self, leaf: Any, shared_by: int, size: int) -> PerReplica:
         assert self.device_assignment is not None
-        if is_host_dtype(leaf.dtype):
+        impl = implementation(leaf.dtype)
+        if impl is None and is_host_dtype(leaf.dtype):
             parts = np.split(owned(leaf), shared_by)
             here = self.device_assignment.addressable_replicas
             return PerReplica.of_components([parts[replica] for replica in here], self.device_assignment)
         sharding = self.device_assignment.sharded
-        rows = leaf.reshape(shared_by, size, *leaf.shape[1:])
+        array = leaf if impl is None else data_of(leaf)
+        rows = array.reshape(shared_by, size, *array.shape[1:])
         if sharding.is_fully_addressable:
             placed = put_shards(self._parts(rows), sharding, self.device_assignment.devices)
         else:
             copy = self.device_assignment.slots.stacked(owned(canonical(rows)))
             placed = jax.make_array_from_callback(copy.shape, sharding, copy.__getitem__)
-        return PerReplica.from_stacked(placed, self.device_assignment)
+        return PerReplica.from_stacked(placed if impl is None else as_keys(placed, impl), self.device_assignment)
 
     def _parts(self, rows: HostArray) -> list[HostArray]:
         """Splits an array ``[replicas, ...]`` into one array per device, padded to equal leading dims."""
@@ -303,8 +306,10 @@ class Placer:
         return PerReplica.of_components(placed, self.device_assignment, is_ragged=is_ragged)
 
     def _put(self, leaf: HostArray | np.generic | bytes, replica: int) -> Any:
-        if is_host_dtype(getattr(leaf, "dtype", np.dtype(object))):
-            return owned(leaf)
+        dtype = getattr(leaf, "dtype", np.dtype(object))
+        if is_host_dtype(dtype):
+            impl = implementation(dtype)
+            return owned(leaf) if impl is None else as_keys(self._put(data_of(leaf), replica), impl)  # type: ignore[arg-type]
         if not self.to_device:
             return put(leaf, jax.local_devices(backend="cpu")[0])
         return put(leaf, None if self.device_assignment is None else self.device_assignment.device_of(replica))

@@ -15,6 +15,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from mirrored._jax.arrays import is_key
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.data.calling import Iterators
@@ -364,7 +365,7 @@ def _of_arrays(arrays: PyTree, size: int | None, called: str) -> Source:
             rule="arrays have one example per row, so the size of a global batch must be given",
             remedy="pass Dataset.from_tensor_slices(arrays).batch(n), or InputOptions(batch_size=n)",
         )
-    return _array_sources[0](tree_map(np.asanyarray, arrays), size)
+    return _array_sources[0](tree_map(lambda leaf: leaf if is_key(leaf) else np.asanyarray(leaf), arrays), size)
 
 
 def _of_batches(source: Source, data: object, size: int | None, called: str) -> Source:

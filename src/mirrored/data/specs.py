@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
-from mirrored.data.elements import Element, first_lost, keeps_values
+from mirrored.data.elements import Element, described, first_lost, keeps_values
+from mirrored.data.keys import implementation
 from mirrored.errors import StructureError
 from mirrored.values import html
 from mirrored.values.tensor_shape import TensorShape
@@ -26,7 +27,7 @@ class ArraySpec:
 
     Args:
         shape: The dims; stored as a `TensorShape`, which is a tuple.
-        dtype: The dtype; `object` for bytes.
+        dtype: The dtype; `object` for bytes, and a dtype of records for typed PRNG keys.
 
     Example:
         >>> ArraySpec((None, 3), np.dtype("float32"))
@@ -42,7 +43,9 @@ class ArraySpec:
         object.__setattr__(self, "shape", TensorShape(self.shape))
 
     def __repr__(self) -> str:
-        return f"ArraySpec({'bytes' if self.dtype.hasobject else self.dtype}[{', '.join(map(str, self.shape))}])"
+        impl = implementation(self.dtype)
+        kind = "bytes" if self.dtype.hasobject else self.dtype if impl is None else f"key<{impl}>"
+        return f"ArraySpec({kind}[{', '.join(map(str, self.shape))}])"
 
     def accepts(self, array: npt.ArrayLike) -> bool:
         """Returns whether an array's shape matches this spec; ignores the dtype."""
@@ -200,6 +203,13 @@ def check(spec: PyTree, element: Element, called: str) -> Any:
 def _cast(want: ArraySpec, have: Any, called: str) -> Any:
     if want.dtype.hasobject or have.dtype == want.dtype:
         return have
+    if implementation(want.dtype) is not None or implementation(have.dtype) is not None:
+        raise StructureError(
+            called,
+            found=f"an array is {described(have)}",
+            rule=f"output_signature requires {want!r}: typed PRNG keys are not converted",
+            remedy="yield jax.random.wrap_key_data(data) for keys, or put the dtype of the keys into output_signature",
+        )
     if want.dtype.kind in "iu" and not keeps_values(have, want.dtype):
         raise StructureError(
             called,
@@ -222,9 +232,9 @@ def to_json(spec: PyTree) -> Any:
     """Converts a pytree of `ArraySpec` to JSON-serializable data.
 
     Raises:
-        TypeError: The spec has other containers than dicts with string keys, tuples and lists.
+        TypeError: The spec has other containers than dicts with string keys, tuples and lists; or records or keys.
     """
-    if isinstance(spec, ArraySpec):
+    if isinstance(spec, ArraySpec) and spec.dtype.fields is None:
         # NumPy does not read the names of texts and dates, such as "str64".
         name = spec.dtype.str if spec.dtype.kind in "SUMm" else spec.dtype.name
         return {"dtype": name, "shape": list(spec.shape)}

@@ -42,6 +42,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         >>> [batch.tolist() for batch in dataset]
         [[0, 1], [4, 9], [16]]
 
+    Elements may contain typed PRNG keys (`jax.random.key`), except those that are stored in files, as `save` does.
+
     TensorFlow: `tf.data.Dataset`. Functions receive NumPy arrays and run as Python, not as a graph. For random
     augmentation use `random_map`, which draws random numbers per element, not per replica.
     """

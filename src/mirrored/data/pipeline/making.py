@@ -12,11 +12,13 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from mirrored._jax.arrays import is_key
 from mirrored._jax.trees import Structure, tree_flatten
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.data import specs
 from mirrored.data.calling import Iterators, close_iterator
 from mirrored.data.elements import as_element, first_lost, keeps_values
+from mirrored.data.keys import as_records, implementation, record_dtype
 from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
 from mirrored.data.pipeline.iterators import Steps, at_least
@@ -327,7 +329,7 @@ def _dtype(given: Any) -> np.dtype[Any]:
     if isinstance(name, str) and name in ("string", "bytes"):
         return np.dtype(object)
     try:
-        dtype = None if is_spec or name is None else np.dtype(name)
+        dtype = None if is_spec or name is None else record_dtype(given) or np.dtype(name)
     except TypeError:
         dtype = None
     if dtype is None:
@@ -368,7 +370,7 @@ def _with_declared_spec(make: Callable[[], Any], declared: _Declared) -> Callabl
 def _cast(part: Any, wanted: np.dtype[Any], shape: TensorShape, declared: _Declared) -> Any:
     if wanted.hasobject and shape.rank is None:
         return part
-    array, form = np.asarray(part), declared.form
+    array, form = as_records(part) if is_key(part) else np.asarray(part), declared.form
     if not shape.is_compatible_with(array.shape):
         raise StructureError(
             "Dataset.from_generator",
@@ -376,8 +378,8 @@ def _cast(part: Any, wanted: np.dtype[Any], shape: TensorShape, declared: _Decla
             rule=f"{declared.shape_form} requires {tuple(shape)}",
             remedy=f"yield arrays of this shape, or put None into {declared.shape_form} for dims that vary",
         )
-    if wanted.hasobject:
-        return part
+    if wanted.hasobject or is_key(part) or implementation(wanted) is not None:
+        return part  # the dtypes of keys are compared later
     if array.size and array.dtype.kind == "f" and wanted.kind in "iu":
         raise StructureError(
             "Dataset.from_generator",

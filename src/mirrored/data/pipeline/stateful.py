@@ -78,7 +78,6 @@ class Scanned(StatefulStep):
     def over(self, elements: Iterator[Element], run: Run) -> Iterator[Element]:
         state, called, draws = tree_map(_copied, self.initial_state), "Dataset.scan", run.draws_of(self)
         for index, element in enumerate(elements):
-            handed_out(state)
             pair = call(Given(self.function, state, element), element, called, index, draws)
             with naming_element(called, index):
                 state, out = self._checked(pair, state)
@@ -105,7 +104,8 @@ class Given:
     element: Element
 
     def __call__(self, *_: object) -> Any:
-        return self.function(self.state, self.element)  # `calling.call` would unpack a tuple into several arguments
+        # `calling.call` would unpack a tuple into several arguments.
+        return self.function(handed_out(self.state), handed_out(self.element))
 
 
 class NextState(Given):

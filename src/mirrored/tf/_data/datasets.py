@@ -13,6 +13,7 @@ from mirrored._jax.arrays import as_array, fits, owned
 from mirrored._jax.trees import tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.data.elements import Element, handed_out
+from mirrored.data.keys import represents_keys, with_keys
 from mirrored.data.pipeline import dataset
 from mirrored.errors import EndOfDataError
 from mirrored.tf._data.host_arrays import OnHostArrays, in_64_bits, initial_state, on_host, strings_as_bytes
@@ -29,6 +30,8 @@ def _tensors(element: PyTree) -> Any:
 
 
 def _tensor(leaf: Leaf) -> Any:
+    if represents_keys(leaf):
+        return with_keys(leaf)
     leaf = strings_as_bytes(leaf)
     if _stays(leaf):
         return on_host(leaf)
