@@ -266,9 +266,9 @@ def reads_in(code: types.CodeType) -> set[tuple[str | None, str]]:
 
 
 def may_read(owner: object, attribute: str, reads: set[tuple[str | None, str]], found: Sequence[Named]) -> bool:
-    """Returns whether some code may read the given attribute of the object `owner`.
+    """Returns whether code with the attribute reads `reads` may read the given attribute of `owner`.
 
-    `reads` are the code's attribute reads. False if they read that attribute only from known attributes of the objects
+    False if the reads read that attribute only from known attributes of the objects
     in `found`, which are the objects that the code can reach, and none of those attributes is `owner`.
     """
     for holder in (holder for holder, name in reads if name == attribute):

@@ -13,7 +13,7 @@ from mirrored.runtime.ambient import ReadableVariable
 
 
 class VariableLike(ReadableVariable, Protocol):
-    """Protocol of variables: the members that variable stores use."""
+    """The interface of a variable that `VariableStore` needs."""
 
     name: str
     device_assignment: Any

@@ -261,7 +261,7 @@ class _Run:
                 raise would_differ_error(read.variable, read.where, _how(analysis, atoms))
 
     def _check_unchanged(self, body: Staged, analysis: ReplicationCheck) -> None:
-        """Raises an error if a replica may assign other random keys than those that it reads."""
+        """Raises an error if a replica assigns random keys that may differ from the keys that it reads."""
         outputs = self._outputs.split(body.jaxpr.outvars)
         for (*_, error), (value, own) in zip(self._runner.unchanged, outputs.unchanged, strict=True):
             if value is not own and analysis.numbers[value] != analysis.numbers[own]:

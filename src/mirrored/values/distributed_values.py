@@ -299,7 +299,7 @@ class PerReplica(_NotAnArray):
 
 
 def is_padded(value: object) -> TypeGuard[PerReplica]:
-    """Returns whether a value is a stacked `PerReplica` with padding rows for empty slots.
+    """Returns whether a value is a `PerReplica` whose stacked array contains padding rows.
 
     In a pytree, the leaves of such a value are its components, without the padding.
 

@@ -333,7 +333,7 @@ def _run_of_input(run: Run, place: int) -> Run:
 
 
 def random_steps(node: Node) -> list[Node]:
-    """Returns the operations that may draw random numbers in a user function, from the source on."""
+    """Returns the operations that may draw random numbers in a user function, in the order in which they run."""
     return list({id(step): step for step in nodes(node) if step.draws}.values())[::-1]
 
 

@@ -283,9 +283,9 @@ def _keeps_all_examples(count: int, size: int, repeat: Node, step: Node) -> bool
 
 
 def dropped_remainder_error(saved: str, own: str) -> ArgumentError:
-    """Creates the error for restoring a read position after the batch size has changed.
+    """Creates the error for a restore with another batch size, with which the dataset drops other examples.
 
-    The dataset has ``drop_remainder=True`` before `repeat` or `concatenate`. Another batch size drops other examples.
+    The dataset has ``drop_remainder=True`` before `repeat` or `concatenate`.
     """
     return ArgumentError(
         "DatasetIterator.set_state",

@@ -163,8 +163,8 @@ def _structure(spec: PyTree, called: str) -> Any:
         raise StructureError(
             called,
             found=f"elements that contain {spec!r}",
-            rule="stored elements must be dictionaries and tuples of arrays and bytes, without records or named tuples, "
-            "and without typed PRNG keys",
+            rule="stored elements must be dictionaries or tuples of arrays and bytes, "
+            "without records or named tuples, and without typed PRNG keys",
             remedy="map the elements to dictionaries or tuples before they are stored, and keys to their key data: "
             "jax.random.key_data(keys); jax.random.wrap_key_data makes keys of it again",
         )

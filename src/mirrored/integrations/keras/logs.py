@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NotedResults:
-    """Detects which logs of a step are metric results, by recording what the metrics return in each replica.
+    """Records the results of metrics in each replica, to recognize them among the logs of a step.
 
     A log is a metric's result if, in every replica, it is an array of the result: the same Python object.
     """

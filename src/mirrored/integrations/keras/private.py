@@ -104,9 +104,9 @@ _SCOPES: Final = (
 
 
 def noted_scopes() -> Callable[[], None]:
-    """Returns a function that makes the open blocks of Keras in this thread those that are open now.
+    """Returns a function that restores the scopes of Keras that are active in this thread now.
 
-    An interrupt at the entry or exit of a block, such as Ctrl-C, can leave it open.
+    An interrupt, such as Ctrl-C, at the entry or exit of a scope can leave the scope active.
     """
     tracker = _global_state.GLOBAL_STATE_TRACKER
     here = _with_own_lists({name: getattr(tracker, name, None) for name in _SCOPES})

@@ -54,7 +54,7 @@ class ScopeStore(VariableStore):
         return self._scope.get_current_value(view)
 
     def set_whole(self, variable: VariableLike, value: Operand, where: str) -> None:
-        """Sets a variable's value in the `StatelessScope`; sets the variable itself if the scope has none."""
+        """Sets a variable's value in the `StatelessScope`, or assigns the variable if the scope has no value for it."""
         self.note(variable)
         view = self._view(variable)
         if self._provides_stream(variable):
