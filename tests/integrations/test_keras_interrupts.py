@@ -409,6 +409,28 @@ def test_a_data_generator_runs_another_loop_of_the_model(inner, options):
         assert read == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("shared", [0, 1], ids=["first", "last"])
+def test_a_data_generator_runs_a_loop_of_a_model_that_shares_a_layer(shared):
+    """It donates the arrays of that layer only."""
+
+    def losses(has_inner):
+        keras.utils.set_random_seed(0)
+        with mr.MirroredStrategy(jax.devices()[:2]).scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+            other = keras.Sequential([keras.Input((3,)), model.layers[shared]])
+
+        def batches():
+            for _ in range(4):
+                if has_inner:
+                    other.predict(np.ones((2, 3), np.float32), verbose=0)
+                yield np.ones((4, 3), np.float32), np.zeros((4, 3), np.float32)
+
+        return model.fit(batches(), steps_per_epoch=2, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    assert losses(True) == losses(False)
+
+
 def test_weights_that_were_set_are_not_undone_by_a_batch_that_fails():
     model = model_of(2, 2)
     model.train_on_batch(X[:BATCH], Y[:BATCH])

@@ -83,12 +83,14 @@ def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., 
     step, and the loop goes on with those that the step returns, or has stored before an exception such as Ctrl-C.
     A compiled step donates the arrays that they have read, so it is wrapped itself, also if Keras runs several at once.
 
-    The generator may also call `predict` of the model, which donates the arrays of the state, too. Then the step gets
-    the newest values.
+    The generator may also call `predict` of the model, or of one that shares layers with it, which donates the arrays
+    of the state, too. Then the step gets the newest values.
     """
 
     def running(state: Sequence[Sequence[Any]], *args: Any) -> Any:
-        has_ended, is_renewed = False, _is_donated(state) and strategy_of(model) is not None
+        carrying = vars(model).get(_CARRYING)
+        has_ended, is_read = False, carrying is not None and carrying.has_synced
+        is_renewed = _is_donated(state, is_read) and strategy_of(model) is not None
         groups = dict.fromkeys(_GROUPS_OF[len(state)], True)
         if is_renewed:
             state = model._get_jax_state(**groups)
@@ -109,9 +111,10 @@ def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., 
     return running
 
 
-def _is_donated(state: Sequence[Sequence[Any]]) -> bool:
-    first = next(itertools.chain.from_iterable(state), None)
-    return isinstance(first, jax.Array) and not isinstance(first, Tracer) and first.is_deleted()
+def _is_donated(state: Sequence[Sequence[Any]], is_read: bool) -> bool:
+    """Returns whether another loop has donated the state, or a part of it, which is possible if variables were read."""
+    arrays = itertools.islice(itertools.chain.from_iterable(state), None if is_read else 1)
+    return any(isinstance(one, jax.Array) and not isinstance(one, Tracer) and one.is_deleted() for one in arrays)
 
 
 def _itself(jitted: Callable[..., Any]) -> Callable[..., Any]:
