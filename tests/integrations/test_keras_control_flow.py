@@ -98,6 +98,38 @@ def test_a_function_that_is_passed_again_reads_the_new_value(name: str) -> None:
     assert float(calls[name]()) == 5.0
 
 
+@pytest.mark.parametrize("inner", ["map", "scan", "switch", "while_loop"])
+def test_an_operation_within_an_operation_reads_the_new_value(inner: str) -> None:
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        weight = keras.Variable(2.0)
+    add, both, less = lambda x: x + weight, lambda a, b: (a + weight, b), lambda x: x < 3 * weight
+    inners: dict[str, Callable[[Any], Any]] = {
+        "map": lambda x: ops.map(add, x[None])[0],
+        "scan": lambda x: ops.scan(both, x, ZEROS[:1])[0],
+        "switch": lambda x: ops.switch(0, [add, add], x),
+        "while_loop": lambda x: ops.while_loop(less, add, x) / 3,
+    }
+    assert ops.map(inners[inner], ZEROS)[0] == 2.0
+    weight.assign(5.0)
+    assert ops.map(inners[inner], ZEROS)[0] == 5.0
+
+
+def test_a_jitted_function_in_an_operation_does_not_read_weights() -> None:
+    """`jax.jit` would keep the value of the first call."""
+    with mr.MirroredStrategy(jax.devices()[:2]).scope():
+        weight = keras.Variable(2.0)
+    jitted = jax.jit(lambda row: row * weight)
+    with pytest.raises(TransformError, match="was read under a JAX transform"):
+        ops.map(lambda row: jitted(row), X)
+
+
+def test_a_rematerialized_function_keeps_its_name() -> None:
+    def step(x: Any) -> Any:
+        return x
+
+    assert keras.remat(step).__name__ == "step"
+
+
 def test_the_trace_of_a_function_without_weights_is_kept() -> None:
     traces = []
 

@@ -2,17 +2,17 @@
 
 JAX traces such a function, and Keras reads its variables in the trace: their values become constants of the trace. That
 is right if the trace serves one call. JAX caches traces by the function object, so a function that reads a weight is
-passed as a new object in each call.
+passed as a new object in each call. In the trace of another function, such as one of `jax.jit`, reads stay errors.
 """
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
+from mirrored._blocks import setting
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored.errors import TransformError
 from mirrored.integrations.keras.private import jax_operations
@@ -20,7 +20,8 @@ from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 
 _NAMES: Final = ("cond", "fori_loop", "map", "scan", "switch", "vectorized_map", "while_loop")
-_in_operation: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_operation", default=False)
+# The trace of the function that an operation of eager code runs, or None.
+_operation_trace: contextvars.ContextVar[Any] = contextvars.ContextVar("_operation_trace", default=None)
 
 
 def connect_control_flow() -> None:
@@ -31,17 +32,9 @@ def connect_control_flow() -> None:
 
 
 def in_eager_operation() -> bool:
-    """Returns whether a loop, conditional or `keras.remat` of eager code runs, whose functions read weights eagerly."""
-    return _in_operation.get()
-
-
-@contextlib.contextmanager
-def _reading_eagerly() -> Iterator[None]:
-    token = _in_operation.set(True)
-    try:
-        yield
-    finally:
-        _in_operation.reset(token)
+    """Returns whether a function of a loop, conditional or `keras.remat` of eager code runs, which reads weights."""
+    trace = _operation_trace.get()
+    return trace is not None and trace is current_trace()
 
 
 def _is_eager() -> bool:
@@ -51,16 +44,20 @@ def _is_eager() -> bool:
 
 
 def _reading(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def with_new_functions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return operation(*map(_renewed, args), **{name: _renewed(value) for name, value in kwargs.items()})
+
     @functools.wraps(operation)
     def reading(*args: Any, **kwargs: Any) -> Any:
+        if in_eager_operation():
+            return with_new_functions(args, kwargs)
         if not _is_eager():
             return operation(*args, **kwargs)
         try:
             return operation(*args, **kwargs)
         except TransformError:  # a function reads a weight; others keep their traces in JAX's caches
             pass
-        with _reading_eagerly():
-            return operation(*map(_renewed, args), **{name: _renewed(value) for name, value in kwargs.items()})
+        return with_new_functions(args, kwargs)
 
     return reading
 
@@ -71,7 +68,11 @@ def _reading_later(transform: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(transform)
     def transforming(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: _reading(call)(function, args, kwargs)
+        @functools.wraps(function)
+        def transformed(*args: Any, **kwargs: Any) -> Any:
+            return _reading(call)(function, args, kwargs)
+
+        return transformed
 
     return transforming
 
@@ -80,4 +81,11 @@ def _renewed(argument: Any) -> Any:
     """Returns a new function for a function, also in a list of branches; returns other arguments unchanged."""
     if isinstance(argument, (list, tuple)) and argument and all(map(callable, argument)):
         return [_renewed(one) for one in argument]
-    return (lambda *args, **kwargs: argument(*args, **kwargs)) if callable(argument) else argument
+    if not callable(argument):
+        return argument
+
+    def renewed(*args: Any, **kwargs: Any) -> Any:
+        with setting(_operation_trace, current_trace()):
+            return argument(*args, **kwargs)
+
+    return renewed
