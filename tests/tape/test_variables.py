@@ -10,9 +10,10 @@ from jax import lax
 
 from mirrored.compilation import function
 from mirrored.errors import StructureError, TapeError, TransformError
+from mirrored.strategies import MirroredStrategy
 from mirrored.tape import GradientTape, custom_gradient, stop_gradient, unrecorded
 from mirrored.tape.forward_accumulator import ForwardAccumulator
-from mirrored.variables import Variable
+from mirrored.variables import Variable, VariableAggregation
 
 
 @pytest.fixture
@@ -489,3 +490,26 @@ def test_the_jacobian_of_a_variable_by_itself_is_the_identity_although_it_was_no
     m = Variable([[1.0, 2.0], [3.0, 4.0]])
     assert _unread().batch_jacobian(m, m).tolist() == [[[1.0, 0.0], [0.0, 1.0]]] * 2
     assert _unread().jacobian(Variable([1, 2]), v) is None
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "function"])
+def test_second_derivatives_of_a_run_that_reads_what_it_has_assigned(compiled: bool, num_replicas: int) -> None:
+    """In a compiled function they flowed to the inputs of the assigned value, too, silently."""
+    strategy = MirroredStrategy(["CPU:0"], num_replicas=num_replicas)
+    with strategy.scope():
+        w = Variable(2.0, aggregation=VariableAggregation.MEAN)
+
+    def replica():
+        w.assign(w * 3.0)
+        return w * w * w
+
+    def both():
+        with GradientTape() as outer:
+            with GradientTape() as inner:
+                y = strategy.reduce("SUM", strategy.run(replica), axis=None)
+            first = inner.gradient(y, w)
+        return y, first, outer.gradient(first, w)
+
+    y, first, second = (function(both) if compiled else both)()
+    assert (float(y), float(first), float(second)) == tuple(num_replicas * one for one in (216.0, 108.0, 36.0))

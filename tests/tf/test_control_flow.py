@@ -364,6 +364,31 @@ def test_recomputed_functions_update_a_variable_once_for_all_replicas(wrap: Any,
     assert int(optimizer.iterations.read_value()) == 1
 
 
+@pytest.mark.parametrize("num_tapes", [1, 2])
+@pytest.mark.parametrize("recompute", [lambda f: f, tf.recompute_grad], ids=["plain", "recomputed"])
+def test_a_recomputed_function_reads_what_it_has_assigned(recompute: Any, num_tapes: int) -> None:
+    """Under an eager tape, reads after the assignment returned the value from before the function, silently."""
+    v = tf.Variable(2.0)
+
+    def assigning(x: Any) -> Any:
+        v.assign(v * x)
+        return x * v * v
+
+    def step() -> Any:
+        x = tf.constant(3.0)
+        with tf.GradientTape(persistent=True) as outer:
+            outer.watch(x)
+            with contextlib.nullcontext(outer) if num_tapes == 1 else tf.GradientTape(persistent=True) as inner:
+                inner.watch(x)
+                y = recompute(assigning)(x)
+            first = inner.gradient(y, [x, v])
+        return y, first, None if num_tapes == 1 else outer.gradient(first[0], v)
+
+    y, (of_x, of_v), second = step()
+    assert (float(v), float(y), float(of_x), float(of_v)) == (6.0, 108.0, 36.0, 36.0)
+    assert num_tapes == 1 or float(second) == 12.0
+
+
 @pytest.mark.first(1)
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 def test_recomputed_dropout_in_replicas(wrap: Any) -> None:

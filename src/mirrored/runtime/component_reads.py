@@ -29,7 +29,8 @@ def with_gradients_to(stacked: jax.Array, one: jax.Array) -> Any:
 
 @with_gradients_to.defjvp
 def _with_gradients_to_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return primals[0], jnp.broadcast_to(tangents[1], primals[0].shape)
+    # The function itself: a second derivative flows to `one`, too.
+    return with_gradients_to(*primals), jnp.broadcast_to(tangents[1], primals[0].shape)
 
 
 def announced_components(variable: ReadableVariable, stacked: jax.Array) -> Any:

@@ -179,6 +179,16 @@ class OverlayStore(VariableStore):
             del self._staged[key]
 
 
+def has_traced_value(variable: object) -> bool:
+    """Returns whether the newest value of a variable comes from a function that is being differentiated or traced."""
+    store = ambient().store
+    while isinstance(store, OverlayStore):
+        if any(key[0] == id(variable) for key in store._staged):
+            return True
+        store = store._below
+    return False
+
+
 def collecting_assignments(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
     """Wraps `function` so that its variable assignments go to a new `OverlayStore`; returns the store and wrapper.
 
@@ -188,6 +198,7 @@ def collecting_assignments(function: Callable[..., Any]) -> tuple[OverlayStore, 
     overlay = OverlayStore(here.store, here.runner)
 
     def collecting(*args: Any, **kwargs: Any) -> Any:
+        overlay._staged.clear()  # JAX may trace the function again: tracers of an earlier trace are of no use in it
         with overlay.current():
             return function(*args, **kwargs)
 

@@ -139,7 +139,8 @@ def with_gradients_to_old(newest: jax.Array, before: jax.Array) -> Any:
 
 @with_gradients_to_old.defjvp
 def _with_gradients_to_old_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return primals[0], tangents[1]
+    # The function itself: a second derivative flows to the old value, too.
+    return with_gradients_to_old(*primals), tangents[1]
 
 
 def read_assigned(variable: VariableLike, newest: jax.Array, before: Callable[[VariableLike], Any]) -> Any:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from mirrored._jax.traces import (
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient, listen, thread, unlisten
+from mirrored.runtime.overlay_store import has_traced_value
+from mirrored.runtime.staged_values import VariableLike, read_assigned
 from mirrored.tape.backward import (
     announced,
     is_array,
@@ -233,7 +235,9 @@ class Recording:
         """Returns the value of a read of `variable`; if the variable is watched, records the read and tracks the value.
 
         JAX may keep the jaxpr of a nested function that is traced under an eager tape, and reuse it in later calls. The
-        read then returns a `ReadTracer`, which each call resolves to the current value of the variable.
+        read then returns a `ReadTracer`, which each call resolves to the current value of the variable. If that
+        function has assigned the variable (`tf.recompute_grad`), the read returns the assigned value, and gradients
+        flow to the `ReadTracer`.
         """
         if type(value) in STAND_INS:
             return value
@@ -242,7 +246,10 @@ class Recording:
         if staging is None and recorder is not None:
             staging = self._is_traced_for_later()
         if staging and self._trace.eager:
-            return ReadTracer(variable, aval_of(value))
+            current = ReadTracer(variable, aval_of(value))
+            return _read_assigned(variable, value, current) if has_traced_value(variable) else current
+        if staging and has_traced_value(variable) and _has_eager_tape():
+            return value  # the eager tape around this one has passed it on
         if recorder is None or staging is None:
             return value
         if recorder.watches(variable):
@@ -345,6 +352,15 @@ class _Paused(ContextDecorator):
             unlisten(self._tape)
         if self._tape._entered:
             self._tape._start()
+
+
+def _read_assigned(variable: ReadableVariable, value: jax.Array, current: Any) -> Any:
+    return read_assigned(cast(VariableLike, variable), value, lambda _: current)
+
+
+def _has_eager_tape() -> bool:
+    """Returns whether one of this thread's tapes records eager code."""
+    return any(isinstance(one, Recording) and one._trace.eager for one in ambient().listeners)
 
 
 def _with_parents(trace: Trace | None) -> Iterator[Trace]:
