@@ -7,7 +7,8 @@ with 1 / b if the broadcast is the only user of b (`division` gives each divisio
 computations of the virtual replicas of one device are merged, bits therefore depend on the number of replicas per
 device. Two parts of XLA merge them: the pass `cse`, and the round trip through Shardy, which merges constants and
 broadcast scalars and runs only for several devices *(seen in the passes' dumps: 64 broadcasts before Shardy, 50
-after)*. Such programs are therefore partitioned by GSPMD, and `cse` is disabled.
+after)*. Such programs are therefore partitioned by GSPMD, and `cse` is disabled. `manual_results` keeps GSPMD from
+aborting for some operations.
 
 On CPUs, LLVM would contract a product and a sum that XLA has put into one kernel. `products` excludes it.
 
@@ -41,6 +42,7 @@ import jax
 from mirrored._blocks import contextmanager
 from mirrored._jax.division import connect_division
 from mirrored._jax.fused_attention import connect_fused_attention, deterministic_attention
+from mirrored._jax.manual_results import connect_manual_results
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import lib_utils as _logging
 from mirrored._jax.products import connect_products
@@ -48,6 +50,7 @@ from mirrored._jax.products import connect_products
 connect_division()
 connect_products()
 connect_fused_attention()
+connect_manual_results()
 
 _COMPILER_OPTIONS: Final = "compiler_options_kvs"
 _AUTOTUNING: Final = "xla_gpu_autotune_level"
