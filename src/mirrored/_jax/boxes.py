@@ -427,7 +427,7 @@ def another_object(array: object) -> Any:
 
 
 def _is_symbolic_dim(v: Any) -> bool:
-    """Replaces JAX's test for symbolic dimensions, which accepts any object with `dimension_as_value`, even a `Box`."""
+    """Returns whether a value is a symbolic dimension; unlike JAX's own test, it is False for a `Box`."""
     return type(v) is not Box and getattr(v, "dimension_as_value", None) is not None
 
 

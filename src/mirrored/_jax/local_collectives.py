@@ -76,7 +76,7 @@ def same_on_local_replicas(values: Sequence[Any]) -> Any:
 
 
 def local_replica_of(eqn: JaxprEqn) -> int | None:
-    """Returns the local replica index of the collective placeholder in an equation, at any depth; None without one."""
+    """Returns the local index of the replica whose collective an equation contains, or None if it contains none."""
     if eqn.primitive in (_sum, _gather):
         return int(eqn.params["local"])
     for value in eqn.params.values():

@@ -174,7 +174,7 @@ class LossScaling:
         return not self._divisions.may_average(value.divided, shapes)
 
     def _values_of(self, gradients: Sequence[Any]) -> tuple[list[_Value], Set[tuple[int, ...]]]:
-        """Returns the facts that the analysis has derived about gradients, and the shapes of the gradients."""
+        """Returns what the analysis knows about the scale of each gradient, and the set of their shapes."""
         atoms = [atom for atom in gradients if not isinstance(atom, Literal)]
         return [self._known.get(atom, _UNKNOWN) for atom in atoms], {tuple(atom.aval.shape) for atom in atoms}
 

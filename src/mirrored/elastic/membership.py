@@ -125,7 +125,7 @@ class Membership:
         return self._first if self.epoch is None else self._minimum
 
     def arrived(self, worker: WorkerKey, snapshots: Sequence[int] = ()) -> list[Command]:
-        """Handles the arrival of a new worker, or of a member that has left its epoch; returns the commands to execute.
+        """Handles the arrival of a worker that takes part in no epoch, and returns the commands to execute.
 
         While an epoch runs, a new process waits until the next step is committed, so that few steps have to be
         repeated.

@@ -283,7 +283,7 @@ def note_iteration() -> None:
 
 
 class RunInterceptor:
-    """Compiles and caches the functions passed to `Strategy.run` in an untraced `mirrored.function`.
+    """Compiles and caches the replica functions of a `mirrored.function` that runs as Python, without a trace.
 
     A replica function that is defined inside the driven function is a new object at each call. So the cache key is its
     code and the values that it closes over, has as defaults, or is bound to (`closure_key`).

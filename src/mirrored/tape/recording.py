@@ -257,7 +257,7 @@ class Recording:
         return recorder.untracked(value, self._trace)
 
     def _is_traced_for_later(self) -> bool | None:
-        """Returns whether JAX traces a function for later calls, in a trace that is independent of this tape's trace.
+        """Returns whether JAX is tracing a function that it will cache and call outside of this tape's trace.
 
         This is the case for the bodies of `shard_map` and `custom_vjp`. It is also the case for derivative rules, which
         JAX traces when the call is differentiated, and caches.

@@ -313,7 +313,7 @@ class Members(tuple[Node, ...]):
         return found
 
     def with_runs(self, run: Run) -> list[tuple[Node, Run]]:
-        """Pairs each input dataset with its pass state; inputs that contain the same shuffle get different orders."""
+        """Pairs each input dataset with a `Run`, with different random seeds for inputs that share a shuffle."""
         places = enumerate(zip(self, self._reuse_numbers, strict=True))
         return [
             (
