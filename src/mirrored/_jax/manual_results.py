@@ -4,8 +4,9 @@ Bit-identical programs are partitioned by XLA's GSPMD (`bit_identical`), which d
 the body of a `shard_map` from those of its operands and users. For an operation with several results, GSPMD can derive
 "manual" (each device on its own) for one result and "replicated" for another, which nothing reads: a call of a nested
 `jax.jit` with several results gives it such pairs. For sorts, custom calls and random bits it then aborts the process,
-in `HloSharding::NumTiles` *(the gradient of `jnp.median`, for several replicas per device)*. Other operations with
-several results, such as loops and conditionals, compile. GSPMD keeps shardings that a program states, so the lowering
+in `HloSharding::NumTiles` *(the gradient of `jnp.median`, for several replicas per device)*, and for a reduction with
+several results (`argmax`) in `ReshapeSharding` *(`gammasgn` of constants)*. Other operations with several results, such
+as loops and conditionals, compile. GSPMD keeps shardings that a program states, so the lowering
 of `shard_map` states them for these operations. They change no value. XLA refuses a sharding for `approx_max_k`, which
 compiles without it.
 
@@ -35,7 +36,9 @@ from mirrored._jax.private import hlo as _hlo
 from mirrored._jax.private import mlir as _mlir
 from mirrored._jax.private import shard_map as _shard_map
 
-_MARKED: Final = frozenset({"stablehlo.sort", "stablehlo.custom_call", "stablehlo.rng_bit_generator"})
+_MARKED: Final = frozenset(
+    {"stablehlo.sort", "stablehlo.custom_call", "stablehlo.rng_bit_generator", "stablehlo.reduce"}
+)
 _SHARDING: Final = "mhlo.sharding"
 _TARGET, _APPROXIMATE = "call_target_name", "ApproxTopK"
 _AXES: Final = ("newly_manual_axes", "manual_axes")  # JAX 0.12; before
