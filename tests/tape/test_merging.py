@@ -356,3 +356,55 @@ def test_a_merge_under_a_tape_combines_its_operands_with_a_sync_on_read_variable
     n = strategy.num_replicas_in_sync
     # The components sum up to `n`, and each of the `n` results depends on the number.
     assert on_replicas(strategy, compiled, lambda *given: (replica(*given),)) == [[float(n * n)] * n]
+
+
+# A function of a merge, and the same of the stacked operands `x: f32[replicas, 2]` and `count: i32[replicas, 1]`.
+COMBINED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "sum by count": (
+        lambda s, x, count, v: s.reduce("SUM", x, axis=None) / s.reduce("SUM", count, axis=None),
+        lambda x, count: x.sum(0) / count.sum(0),
+    ),
+    "one reduction": (
+        lambda s, x, count, v: (lambda both: both[0] / both[1])(s.reduce("SUM", (x, count), axis=None)),
+        lambda x, count: x.sum(0) / count.sum(0),
+    ),
+    "mean of examples": (
+        lambda s, x, count, v: s.reduce("MEAN", x, axis=0) * s.reduce("MEAN", count, axis=[0]),
+        lambda x, count: x.mean() * count.mean(),
+    ),
+    "gathers": (
+        lambda s, x, count, v: s.gather(x, 0) * s.gather(count, 0).sum(),
+        lambda x, count: x.ravel() * count.sum(),
+    ),
+    "reduce_to": (
+        lambda s, x, count, v: s.extended.reduce_to("SUM", x, v) / s.reduce("SUM", count, axis=None),
+        lambda x, count: x.sum(0) / count.sum(0),
+    ),
+    "a variable": (
+        lambda s, x, count, v: s.reduce("SUM", x, axis=None) * s.reduce("SUM", count, axis=None) * v,
+        lambda x, count: x.sum(0) * count.sum(0) * 0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_a_merge_under_a_tape_combines_reductions_of_floats_and_integers(strategy, compiled, name):
+    merged, stacked = COMBINED[name]
+    with strategy.scope():
+        v = mr.Variable(0.5, trainable=False)
+
+    def replica(context, number):
+        x, count = jnp.full(2, number), jnp.full(1, 2, jnp.int32)
+        with GradientTape() as tape:
+            tape.watch(x)
+            result = context.merge_call(lambda s, x, count: merged(s, x, count, v), args=(x, count))
+        return result, tape.gradient(result, x)
+
+    n = strategy.num_replicas_in_sync
+    results, gradients = on_replicas(strategy, compiled, replica)
+    x, count = jnp.stack([jnp.full(2, i + 1.0) for i in range(n)]), jnp.full((n, 1), 2)
+    for result in results:
+        np.testing.assert_allclose(result, stacked(x, count), rtol=1e-6)
+    # Each of the `n` results depends on every replica's operands.
+    expected = jax.grad(lambda x: n * jnp.sum(stacked(x, count)))(x)
+    np.testing.assert_allclose(gradients, expected, rtol=1e-6)

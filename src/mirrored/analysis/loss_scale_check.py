@@ -90,8 +90,8 @@ def _warn_of_mean(called: str, mean: Mean, replicas: int) -> None:
     else:
         found = f"averaged over the {mean.size} examples of one replica"
         remedy = (
-            "loss = mirrored.losses.average_loss(per_example_losses) (tf.nn.compute_average_loss in mirrored.tf); or, "
-            "if all per-replica batches have one size, divide the mean by get_strategy().num_replicas_in_sync"
+            "loss = mirrored.losses.average_loss(per_example_losses); or, if all per-replica batches have one size, "
+            "tf.nn.compute_average_loss(per_example_losses), or the mean / get_strategy().num_replicas_in_sync"
         )
     warnings.warn(
         f"{called} sums the gradients of {replicas} replicas, and the loss{where} is {found}: the step is {replicas} "

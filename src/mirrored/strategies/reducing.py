@@ -150,7 +150,7 @@ def _rows_of_all(strategy: Strategy, part: Leaf) -> Any:
     if isinstance(part, PerReplica) or strategy.device_assignment is None:
         return gather_leaf(strategy, part, 0)
     repeated = jnp.concatenate([as_array(part)] * strategy.num_replicas_in_sync)
-    return on_all_devices(repeated, strategy.device_assignment)
+    return _in_merge(on_all_devices(repeated, strategy.device_assignment))
 
 
 def mean_of_rows(op: ReduceOp, values: jax.Array, num_replicas: int) -> Any:
@@ -323,7 +323,7 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
         for value in values:
             if not value.is_stacked and not isinstance(value, LocalPerReplica):
                 check_alike("Strategy.reduce", value.values)
-        return runner.reduce(op, [_locals(runner, value) for value in values])
+        return [_in_merge(one) for one in runner.reduce(op, [_locals(runner, value) for value in values])]
     check_components("Strategy.reduce", values, device_assignment)
     store = ambient().store
     if store is not None:
@@ -334,6 +334,12 @@ def _reduce_components(strategy: Strategy, op: ReduceOp, values: Sequence[PerRep
         [stacked_of(value, device_assignment) for value in values],
         device_assignment,
     )
+
+
+def _in_merge(array: jax.Array) -> Any:
+    """Moves a result to the first device if a tape differentiates the `merge_call` around it, as reads are there."""
+    store = ambient().store
+    return array if store is None else store.on_device_of_merge(array)
 
 
 def _locals(runner: ReplicaRunner, value: PerReplica) -> list[Any]:
@@ -421,11 +427,12 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
     runner = ambient().runner
     if isinstance(value, LocalPerReplica) and runner is not None:
         check_gathered("Strategy.gather", [value.local[0].shape], axis, "components")
-        return runner.gather([_locals(runner, value)], axis)[0]
+        return _in_merge(runner.gather([_locals(runner, value)], axis)[0])
     if value.is_stacked and strategy.device_assignment is not None:
         check_gathered("Strategy.gather", [value.component_shape or ()], axis, "components")
         normal = axis if axis >= 0 else axis + len(value.component_shape or ())
-        return gather_stacked(value.stacked(strategy.device_assignment), normal, strategy.device_assignment)
+        stacked = value.stacked(strategy.device_assignment)
+        return _in_merge(gather_stacked(stacked, normal, strategy.device_assignment))
     components = [as_array(component) for component in value.values]
     check_dtypes("Strategy.gather", components)
     if strategy.device_assignment is not None and strategy.device_assignment.spans_processes:
@@ -433,5 +440,5 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
     check_gathered("Strategy.gather", [component.shape for component in components], axis, "components")
     if strategy.device_assignment is not None and len(strategy.device_assignment.devices) > 1:
         near = [jax.device_put(component, strategy.device_assignment.devices[0]) for component in components]
-        return on_all_devices(concatenated(near, axis), strategy.device_assignment)
+        return _in_merge(on_all_devices(concatenated(near, axis), strategy.device_assignment))
     return concatenated(components, axis)

@@ -55,7 +55,8 @@ def _check_reduction(loss: Loss) -> None:
         "(on TensorFlow, Keras divides such a loss by the number of replicas)\n"
         "  rule:   a replica's loss must be its part of the mean over the global batch\n"
         f"  remedy: add the argument reduction=None: loss_fn = keras.losses.{kind}(..., reduction=None); and write in "
-        "the step loss = mirrored.losses.average_loss(loss_fn(y, prediction)) (or tf.nn.compute_average_loss)",
+        "the step loss = mirrored.losses.average_loss(loss_fn(y, prediction)), or tf.nn.compute_average_loss with "
+        "global_batch_size",
         LossReductionWarning,
         stacklevel=user_stacklevel(),
     )
