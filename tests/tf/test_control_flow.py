@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -364,11 +365,18 @@ def test_recomputed_functions_update_a_variable_once_for_all_replicas(wrap: Any,
     assert int(optimizer.iterations.read_value()) == 1
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("devices", [0, 1, 2], ids=lambda devices: f"run on {devices}" if devices else "no run")
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 @pytest.mark.parametrize("num_tapes", [1, 2])
 @pytest.mark.parametrize("recompute", [lambda f: f, tf.recompute_grad], ids=["plain", "recomputed"])
-def test_a_recomputed_function_reads_what_it_has_assigned(recompute: Any, num_tapes: int) -> None:
-    """Under an eager tape, reads after the assignment returned the value from before the function, silently."""
-    v = tf.Variable(2.0)
+def test_a_recomputed_function_reads_what_it_has_assigned(
+    recompute: Any, num_tapes: int, wrap: Any, devices: int
+) -> None:
+    """Eager tapes read the value from before; compiled ones found no gradient, or raised `UnexpectedTracerError`."""
+    strategy = tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(max(devices, 1))], num_replicas=2)
+    with strategy.scope():
+        v = tf.Variable(2.0)
 
     def assigning(x: Any) -> Any:
         v.assign(v * x)
@@ -382,11 +390,52 @@ def test_a_recomputed_function_reads_what_it_has_assigned(recompute: Any, num_ta
                 inner.watch(x)
                 y = recompute(assigning)(x)
             first = inner.gradient(y, [x, v])
-        return y, first, None if num_tapes == 1 else outer.gradient(first[0], v)
+        return y, *first, *([] if num_tapes == 1 else [outer.gradient(first[0], v)])
 
-    y, (of_x, of_v), second = step()
-    assert (float(v), float(y), float(of_x), float(of_v)) == (6.0, 108.0, 36.0, 36.0)
-    assert num_tapes == 1 or float(second) == 12.0
+    results = wrap(lambda: strategy.run(step) if devices else step())()
+    assert float(v) == 6.0
+    for result, expected in zip(results, [108.0, 36.0, 36.0, 12.0][: 2 + num_tapes], strict=True):
+        assert set(map(float, strategy.experimental_local_results(result))) == {expected}
+
+
+def _branching_after(v: Any, x: Any) -> Any:
+    v.assign(v * x)
+    return tf.cond(x > 1.0, lambda: v.assign(v * 2.0) * v * x, lambda: x) * v
+
+
+def _nested_recomputing(v: Any, x: Any) -> Any:
+    v.assign(v * x)
+    return tf.recompute_grad(lambda x: v.assign_add(x) * v * x)(x) * v
+
+
+@pytest.mark.parametrize("model", [_branching_after, _nested_recomputing])
+def test_gradients_through_blocks_of_a_recomputed_function_under_a_tape_outside(model: Any) -> None:
+    """The tape is around the compiled function: no tape is open where it is traced."""
+    found = []
+    for recompute in (lambda f: f, tf.recompute_grad):
+        v, x = tf.Variable(2.0), tf.constant(3.0)
+        compiled = tf.function(recompute(functools.partial(model, v)))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = compiled(x)
+        found.append([float(y), *map(float, tape.gradient(y, [x, v]))])
+    assert found[0] == found[1]
+
+
+def test_a_recomputed_function_assigns_a_plain_variable_in_the_replicas_of_two_devices() -> None:
+    """The new value was committed to the device of the first replica: the second raised JAX's `ValueError`."""
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    plain = tf.Variable(2.0)
+    with strategy.scope():
+        v = tf.Variable(1.0)
+
+    def replica() -> Any:
+        with tf.GradientTape():
+            return tf.recompute_grad(lambda: plain.assign_add(v * 1.0) * v)()
+
+    results = strategy.experimental_local_results(strategy.run(replica))
+    assert list(map(float, results)) == [3.0, 4.0]
+    assert float(plain + jax.device_put(1.0, jax.devices()[1])) == 5.0
 
 
 @pytest.mark.first(1)

@@ -8,7 +8,8 @@ collected tracers (`values`) as auxiliary results of `jax.vjp`. When the differe
 values of the enclosing trace (concrete arrays in eager code), and `flush` assigns them to the variables in the store
 below. An assignment has no derivative, so a read that follows it in the function is a constant of the differentiation.
 
-`tf.recompute_grad` uses it likewise for `jax.checkpoint`, which traces a function.
+`tf.recompute_grad` likewise uses a `RecomputingStore` for `jax.checkpoint`, which traces a function. There the gradient
+of a read that follows an assignment flows to the variable.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._blocks import contextmanager
+from mirrored._jax.placement import movable
 from mirrored._jax.traces import current_trace
 from mirrored.runtime.ambient import ambient, within
-from mirrored.runtime.staged_values import VariableLike, without_derivative
+from mirrored.runtime.staged_values import VariableLike, read_assigned, without_derivative
 from mirrored.runtime.variable_store import VariableStore
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class OverlayStore(VariableStore):
         for ((_, replica), (variable, _, where)), value in zip(self._staged.items(), values, strict=True):
             below = self._below_of(variable)
             if below is None:
+                if variable.device_assignment is None:
+                    value = movable(value)  # each replica of an eager run computes on its own device
                 variable.store(value, shared=True)  # user code may hold the array: a donating step must copy it
             elif replica is None:
                 below.set_whole(variable, self._spread(variable, value), where)
@@ -179,6 +183,31 @@ class OverlayStore(VariableStore):
             del self._staged[key]
 
 
+class RecomputingStore(OverlayStore):
+    """The overlay store of a function that `jax.checkpoint` traces: gradients of reads flow to the variables.
+
+    For the tapes around it the function is one operation, whose operands are the variables' values from before it. So a
+    read of a value that it has assigned has the derivative of a read of the value from before. It is a listener of
+    reads, in front of the tapes.
+    """
+
+    def __init__(self, below: VariableStore | None, runner: ReplicaRunner | None) -> None:
+        super().__init__(below, runner)
+        self._outer_listeners = ambient().listeners
+        self.under_tape = below is not None and below.under_tape
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        with super().current(), within(listeners=(self, *ambient().listeners)):
+            yield
+
+    def on_read(self, variable: Any, value: jax.Array) -> Any:
+        if not any(key[0] == id(variable) for key in self._staged):
+            return value
+        with within(store=self._below, listeners=self._outer_listeners):
+            return read_assigned(variable, value, lambda one: one.read_value())
+
+
 def has_traced_value(variable: object) -> bool:
     """Returns whether the newest value of a variable comes from a function that is being differentiated or traced."""
     store = ambient().store
@@ -189,13 +218,19 @@ def has_traced_value(variable: object) -> bool:
     return False
 
 
-def collecting_assignments(function: Callable[..., Any]) -> tuple[OverlayStore, Callable[..., Any]]:
+def collecting_assignments(
+    function: Callable[..., Any], *, recomputes: bool = False
+) -> tuple[OverlayStore, Callable[..., Any]]:
     """Wraps `function` so that its variable assignments go to a new `OverlayStore`; returns the store and wrapper.
 
     The caller returns the store's `values()` as auxiliary results of the differentiation, and then calls `flush`.
+
+    Args:
+        function: The function that JAX is to differentiate or trace.
+        recomputes: Whether `jax.checkpoint` traces it, so that a `RecomputingStore` is needed.
     """
     here = ambient()
-    overlay = OverlayStore(here.store, here.runner)
+    overlay = (RecomputingStore if recomputes else OverlayStore)(here.store, here.runner)
 
     def collecting(*args: Any, **kwargs: Any) -> Any:
         overlay._staged.clear()  # JAX may trace the function again: tracers of an earlier trace are of no use in it

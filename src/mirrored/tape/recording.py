@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,6 @@ from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient, listen, thread, unlisten
 from mirrored.runtime.overlay_store import has_traced_value
-from mirrored.runtime.staged_values import VariableLike, read_assigned
 from mirrored.tape.backward import (
     announced,
     is_array,
@@ -235,9 +234,7 @@ class Recording:
         """Returns the value of a read of `variable`; if the variable is watched, records the read and tracks the value.
 
         JAX may keep the jaxpr of a nested function that is traced under an eager tape, and reuse it in later calls. The
-        read then returns a `ReadTracer`, which each call resolves to the current value of the variable. If that
-        function has assigned the variable (`tf.recompute_grad`), the read returns the assigned value, and gradients
-        flow to the `ReadTracer`.
+        read then returns a `ReadTracer`, which each call resolves to the current value of the variable.
         """
         if type(value) in STAND_INS:
             return value
@@ -245,11 +242,10 @@ class Recording:
         staging = is_staging_above(current_trace(), self._trace)
         if staging is None and recorder is not None:
             staging = self._is_traced_for_later()
+        if staging and has_traced_value(variable):
+            return value  # its gradients flow to the value from before (`RecomputingStore`)
         if staging and self._trace.eager:
-            current = ReadTracer(variable, aval_of(value))
-            return _read_assigned(variable, value, current) if has_traced_value(variable) else current
-        if staging and has_traced_value(variable) and _has_eager_tape():
-            return value  # the eager tape around this one has passed it on
+            return ReadTracer(variable, aval_of(value))
         if recorder is None or staging is None:
             return value
         if recorder.watches(variable):
@@ -352,15 +348,6 @@ class _Paused(ContextDecorator):
             unlisten(self._tape)
         if self._tape._entered:
             self._tape._start()
-
-
-def _read_assigned(variable: ReadableVariable, value: jax.Array, current: Any) -> Any:
-    return read_assigned(cast(VariableLike, variable), value, lambda _: current)
-
-
-def _has_eager_tape() -> bool:
-    """Returns whether one of this thread's tapes records eager code."""
-    return any(isinstance(one, Recording) and one._trace.eager for one in ambient().listeners)
 
 
 def _with_parents(trace: Trace | None) -> Iterator[Trace]:

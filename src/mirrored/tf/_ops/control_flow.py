@@ -328,7 +328,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             own_args, own_kwargs = structure.unflatten(given)
             return collecting(*own_args, **own_kwargs), overlay.values()
 
-        overlay, collecting = collecting_assignments(f)
+        overlay, collecting = collecting_assignments(f, recomputes=True)
         results, assigned = transformed(jax.checkpoint, of_arrays)([leaves[place] for place in traced])
         overlay.flush(assigned)
         return results
