@@ -128,6 +128,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Welford.update",
             "flax.linen.normalization._compute_stats",
             "flax.nnx.extract.from_tree",
+            "flax.nnx.graphlib.unflatten",
             "flax.nnx.nn.normalization._compute_stats",
             "flax.nnx.rnglib._graph_updates_fork_rngs",
             "flax.nnx.rnglib._graph_updates_split_rngs",

@@ -401,3 +401,45 @@ def test_the_gradient_of_a_parameter_with_a_pytree_is_refused_before_the_model_i
     with pytest.raises(ContextError, match=r"nnx\.Param that holds a dict[\s\S]*one array"):
         (mr.function(step) if compiled else step)()
     assert model(X).shape == (ROWS, 1)
+
+
+class WithTwo(nnx.Module):
+    """Its own parameter may hold a pytree; the parameters of its linear layer are arrays."""
+
+    def __init__(self, value: Any) -> None:
+        self.linear = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        self.extra = nnx.Param(value)
+
+    def __call__(self, x: Any) -> Any:
+        return self.linear(x) + sum(jax.tree.leaves(self.extra.get_value()))
+
+
+@COMPILED
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.remat])
+def test_a_refused_transform_of_a_parameter_with_a_pytree_leaves_the_model_whole(
+    transform: Callable[..., Any], replicas: int, compiled: bool
+) -> None:
+    """`nnx.jit` sets the attributes of the model anew; an error in between left it without some of them."""
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas])
+    with strategy.scope():
+        model = WithTwo({"w": jnp.ones(1)})
+    step: Callable[[], Any] = lambda: strategy.run(lambda: transform(lambda model, x: model(x))(model, X))  # noqa: E731
+    if replicas == 1 and not compiled:  # the only replica may assign it
+        step()
+    else:
+        with pytest.raises(ContextError, match=r"nnx\.Param that holds a dict[\s\S]*one array"):
+            (mr.function(step) if compiled else step)()
+    assert {"linear", "extra"} <= vars(model).keys()
+    assert {"kernel", "bias"} <= vars(model.linear).keys()
+    assert model(X).shape == (ROWS, 1)
+    strategy.run(lambda: model(X))
+
+
+@COMPILED
+def test_a_refused_transform_of_a_model_made_outside_the_scope_leaves_it_whole(compiled: bool) -> None:
+    strategy, model = two(), WithTwo(jnp.ones(1))
+    step: Callable[[], Any] = lambda: strategy.run(lambda: nnx.jit(lambda model, x: model(x))(model, X))  # noqa: E731
+    with pytest.raises((ContextError, TraceContextError)):
+        (mr.function(step) if compiled else step)()
+    assert model(X).shape == (ROWS, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,7 +26,7 @@ from mirrored.integrations.flax.holding import (
     variables_of,
 )
 from mirrored.integrations.flax.optimizers import connect_optimizer
-from mirrored.integrations.flax.private import REPLACING, RESTORING, random_state, results, tracers
+from mirrored.integrations.flax.private import REPLACING, RESTORING, arguments, random_state, results, tracers
 from mirrored.integrations.flax.random_state import (
     ReplicaKey,
     borrowed,
@@ -64,6 +64,7 @@ def connect() -> None:
         for name in names:
             replace("flax", random_state, name, wrap(getattr(random_state, name)))
     replace("flax", results, "from_tree", _adopting_modules(results.from_tree))
+    replace("flax", arguments, "unflatten", _keeping_whole(arguments.unflatten))
     pytree = nnx.Pytree
     replace("flax", pytree, "_setattr", _adopting_attributes(pytree._setattr, pytree._check_valid_context))
     replace("flax", pytree, "_check_valid_context", _allowing_own_trace(pytree._check_valid_context))
@@ -126,6 +127,30 @@ def _adopting_modules(from_tree: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return adopting
+
+
+def _keeping_whole(unflatten: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps NNX's `unflatten` so that an error in a run or compiled function leaves modules with their attributes.
+
+    At the end of `nnx.jit` and `nnx.remat`, NNX removes all attributes of the modules that were passed, and sets them
+    anew one by one. The variables that cannot be assigned in replicas raise an error in between.
+    """
+
+    @functools.wraps(unflatten)
+    def keeping(*args: Any, outer_index_outer_ref: Mapping[int, Any] | None = None, **kwargs: Any) -> Any:
+        if not outer_index_outer_ref or ambient().store is None:
+            return unflatten(*args, outer_index_outer_ref=outer_index_outer_ref, **kwargs)
+        modules = [node for node in outer_index_outer_ref.values() if isinstance(node, nnx.Pytree)]
+        before = [dict(vars(module)) for module in modules]
+        try:
+            return unflatten(*args, outer_index_outer_ref=outer_index_outer_ref, **kwargs)
+        except BaseException:
+            for module, attributes in zip(modules, before, strict=True):
+                vars(module).clear()
+                vars(module).update(attributes)
+            raise
+
+    return keeping
 
 
 class NNXBridge:

@@ -65,6 +65,10 @@ RESTORING = ("restore_rngs",)
 
 results: Any = nnx.extract
 
+# Transforms: the module whose `unflatten` takes the arguments of a transform apart and fills them with its results.
+
+arguments: Any = nnx.graphlib
+
 # Statistics: the modules whose `_compute_stats` computes the statistics of normalization layers, and that of metrics.
 
 normalization: Any = nnx.nn.normalization

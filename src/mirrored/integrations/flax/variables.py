@@ -211,7 +211,10 @@ def _permitting(check: Callable[..., None]) -> Callable[..., None]:
         try:
             check(self)
         except Exception as error:
-            if ambient().store is not None:
+            here = ambient()
+            if here.replica is not None and content is not None and content is not UNSET and not is_array(content):
+                raise not_one_array_error(self) from error
+            if here.store is not None:
                 error.add_note("mirrored: make the model inside `with strategy.scope():`, or mirrored.mirror(model)")
             raise
 
