@@ -409,6 +409,26 @@ def test_a_data_generator_runs_another_loop_of_the_model(inner, options):
         assert read == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("inner", ["train_on_batch", "fit"])
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+def test_a_data_generator_trains_the_model(eager, inner):
+    """An eager step that continued from the weights before the inner step would undo it."""
+    model = model_of(2, 2, **({"run_eagerly": True, "jit_compile": False} if eager else {}))
+    calls = {
+        "train_on_batch": lambda: model.train_on_batch(X[:BATCH], Y[:BATCH]),
+        "fit": lambda: model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, verbose=0),
+    }
+
+    def batches():
+        for _ in range(4):
+            calls[inner]()
+            yield X[:BATCH], Y[:BATCH]
+
+    model.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == 8
+    assert check(model) == 8
+
+
 @pytest.mark.parametrize("shared", [0, 1], ids=["first", "last"])
 def test_a_data_generator_runs_a_loop_of_a_model_that_shares_a_layer(shared):
     """It donates the arrays of that layer only."""

@@ -47,6 +47,7 @@ _NEWEST: Final = "_mirrored_newest"
 _GROUPS_OF: Final = {4: GROUPS, 3: (*GROUPS[:2], GROUPS[3]), 2: GROUPS[:2]}
 GROUPS_OF_STEP: Final = {"train": _GROUPS_OF[4], "test": _GROUPS_OF[3], "predict": _GROUPS_OF[2]}
 _CARRYING: Final = "_mirrored_carrying"
+_HAS_ENDED: Final = "_mirrored_loop_has_ended"
 _JITTED: Final = type(jax.jit(lambda: None))
 
 
@@ -59,7 +60,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
         spans = strategy is not None and strategy.device_assignment.spans_processes
         name = f"Model.{step_function.__name__}"
         if not isinstance(step_function, _JITTED):
-            step = EagerStep(step_function)
+            step = _renewing(self, EagerStep(step_function))
             named = functools.partial(_named, self)
             steps = make(self, SameResults(step, name, named) if spans else step, *args, **kwargs)
             return _withholding_again(self, steps)  # once for all, because Keras has not stored the results of each
@@ -83,16 +84,16 @@ def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., 
     step, and the loop goes on with those that the step returns, or has stored before an exception such as Ctrl-C.
     A compiled step donates the arrays that they have read, so it is wrapped itself, also if Keras runs several at once.
 
-    The generator may also call `predict` of the model, or of one that shares layers with it, which donates the arrays
-    of the state, too. Then the step gets the newest values.
+    The generator may also call another loop of the model, such as `train_on_batch`, which assigns other values, or
+    `predict` of a model that shares layers with it, which donates the arrays of the state, too. Then the step gets the
+    newest values.
     """
 
     def running(state: Sequence[Sequence[Any]], *args: Any) -> Any:
-        carrying = vars(model).get(_CARRYING)
+        before = carrying = vars(model).get(_CARRYING)
         has_ended, is_read = False, carrying is not None and carrying.has_synced
-        is_renewed = _is_donated(state, is_read) and strategy_of(model) is not None
         groups = dict.fromkeys(_GROUPS_OF[len(state)], True)
-        if is_renewed:
+        if (vars(model).get(_HAS_ENDED) or _is_donated(state, is_read)) and strategy_of(model) is not None:
             state = model._get_jax_state(**groups)
         try:
             results = step(state, *args)
@@ -104,11 +105,34 @@ def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., 
                 if carrying.groups.keys() != groups.keys():  # those of a loop in the generator
                     withhold(model, groups)
                     resume_sync(model)
-                elif is_renewed or carrying.has_synced:
+                elif carrying is not before or carrying.has_synced:
                     carrying.begin()
                     resume_sync(model)
 
     return running
+
+
+def _renewing(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps an uncompiled Keras step to take the newest values if the generator has called another loop of the model.
+
+    Keras reads the batch after it has passed the state. With several steps per execution it keeps the results of the
+    earlier steps, so a later step must go on with them.
+    """
+
+    def renewing(state: Sequence[Sequence[Any]], *args: Any) -> Any:
+        if vars(model).get(_HAS_ENDED) and model.steps_per_execution == 1 and strategy_of(model) is not None:
+            state = model._get_jax_state(**dict.fromkeys(_GROUPS_OF[len(state)], True))
+        return step(state, *args)
+
+    return renewing
+
+
+def note_end_of_loop(model: Model) -> None:
+    """Notes that a training loop of a model has ended: another one, whose generator has called it, reads the weights.
+
+    The note holds until a loop reads the weights the next time.
+    """
+    vars(model)[_HAS_ENDED] = True
 
 
 def _is_donated(state: Sequence[Sequence[Any]], is_read: bool) -> bool:
@@ -138,6 +162,7 @@ def with_newest_reads(get_state: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(get_state)
     def getting(self: Model, **which: bool) -> Any:
+        vars(self).pop(_HAS_ENDED, None)
         if strategy_of(self) is not None:
             # A loop that an exception has ended, or in whose callback this one runs, may have left results that are not
             # assigned yet. Their inputs were donated, so without them all weights would be lost.

@@ -43,6 +43,7 @@ from mirrored.integrations.keras.newest import (
     kept_by_fit,
     kept_steps,
     newest_first,
+    note_end_of_loop,
     variables_of,
     with_newest_reads,
 )
@@ -257,14 +258,12 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
         if "shuffle" in signature.parameters:
             _keep_order(given)
         has_bare_elements = _has_bare_elements(given.get("x"))
-        called = f"keras.Model.{method.__name__}"
         for name, steps in _STEPS_OF.items():
             if name in given:
                 has_steps = any(given.get(one) for one in steps) or bool(keras.config.max_steps_per_epoch())
-                given[name] = _fed(given[name], strategy, called, has_steps)
-        kind = _KIND_OF[method.__name__.partition("_on_")[0]]
+                given[name] = _fed(given[name], strategy, f"keras.Model.{method.__name__}", has_steps)
         x = given.get("x")
-        alone = takes_data_alone(self, kind)
+        alone = takes_data_alone(self, _KIND_OF[method.__name__.partition("_on_")[0]])
         loop = Loop(method.__name__, alone, x if isinstance(x, KerasBatches) else None)
         before = vars(self).get(BARE_ELEMENTS)
         vars(self)[BARE_ELEMENTS] = has_bare_elements
@@ -278,6 +277,7 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
                 return method(*call.args, **call.kwargs)
         finally:
             vars(self)[BARE_ELEMENTS] = before  # a callback or the validation of `fit` calls another loop
+            note_end_of_loop(self)
 
     return spread
 
