@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
+from mirrored.errors import ContextError
 from mirrored.tf._errors import InvalidArgumentError
 
 
@@ -447,3 +448,45 @@ def test_a_loop_that_sets_other_items_in_each_trace(is_known):
     refused = pytest.raises(InvalidArgumentError, match="an item or attribute that only one of several traces")
     with contextlib.nullcontext() if is_known else refused:  # a loop of known length is unrolled
         assert float(tf.function(f)(tf.constant(2.0))) == 2.0
+
+
+class Keeping:
+    """A method that keeps a tensor, and a list that keeps one."""
+
+    def __init__(self) -> None:
+        self.last = tf.constant(0.0)
+        self.all: list[tf.Tensor] = []
+
+    def keep(self, x):
+        self.last = x * 2.0
+
+    def collect(self, x):
+        self.all.append(x)
+
+
+@pytest.mark.parametrize("used", ["returned", "computed with"])
+@pytest.mark.parametrize("how", ["attribute", "list"])
+@pytest.mark.parametrize("statement", ["for", "while", "if"])
+def test_a_tensor_that_a_called_method_keeps_in_a_traced_body_is_refused_where_it_is_used(statement, how, used):
+    """JAX's error named neither the rule nor the remedy."""
+    keeping = Keeping()
+    method = keeping.keep if how == "attribute" else keeping.collect
+
+    @tf.function
+    def total(n):
+        if statement == "for":
+            for i in tf.range(n):
+                method(tf.cast(i, tf.float32))
+        elif statement == "while":
+            i = n
+            while i > 0:
+                method(tf.cast(i, tf.float32))
+                i -= 1
+        elif n > 3:
+            method(tf.cast(n, tf.float32))
+        kept = keeping.last if how == "attribute" else keeping.all[0]
+        return kept if used == "returned" else kept + tf.cast(n, tf.float32)
+
+    for _ in range(2):
+        with pytest.raises(ContextError, match=r"total: [\s\S]*rule: [\s\S]*remedy: return the value"):
+            total(tf.constant(5))

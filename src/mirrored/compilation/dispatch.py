@@ -16,7 +16,7 @@ from mirrored._jax import distributed
 from mirrored._jax.interrupts import Dispatch, consume
 from mirrored._jax.source_lines import user_lines
 from mirrored.collectives.host_allgather import check_equal, host_allgather
-from mirrored.errors import DeviceError, DisagreementError
+from mirrored.errors import ContextError, DeviceError, DisagreementError
 from mirrored.variables.former import has_failed, on_restored, restore_failed
 from mirrored.variables.state_lock import attributes_of, lock, state, storing
 from mirrored.variables.storage import distinct_names, placed
@@ -412,11 +412,18 @@ def _is_fully_addressable(array: jax.Array) -> bool:
 _OF_EXPLICIT_AXES: Final = ("Resource axis", "sdy.manual_computation", "Explicit: (")
 
 
-def explained_device_error(called: str, error: ValueError) -> DeviceError | None:
-    """Converts JAX's error about incompatible devices or explicit mesh axes to a `DeviceError`.
-
-    Returns None for any other error.
-    """
+def explained_error(called: str, error: BaseException) -> DeviceError | ContextError | None:
+    """Converts JAX's errors about devices, mesh axes and leaked values to ours; returns None for any other error."""
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return ContextError(
+            called,
+            found="the function uses a value that was stored while another function, branch or loop body was traced",
+            rule="traced code computes its values when the program runs: they leave it as its results only",
+            remedy="return the value: a loop or branch itself may assign it, as in `self.v = self.method(x)`, where "
+            "AutoGraph converts it; or store it in a Variable",
+        )
+    if not isinstance(error, ValueError):
+        return None
     if any(words in str(error) for words in _OF_EXPLICIT_AXES):
         return DeviceError(
             called,

@@ -31,7 +31,7 @@ from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, is_eval
 from mirrored._jax.trees import Structure, tree_flatten
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
-from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_device_error, lose_failed
+from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_error, lose_failed
 from mirrored.compilation.frozen_state import refuse_result
 from mirrored.compilation.program_checks import (
     check_devices,
@@ -330,9 +330,10 @@ class Program:
             except BaseException as error:
                 if self._several is not None:
                     self._met.record_dispatch(None)
-                if not isinstance(error, ValueError):
+                explained = explained_error(self._name, error)
+                if explained is None:
                     raise
-                raise explained_device_error(self._name, error) or error from None
+                raise explained from None
             if self._several is not None:
                 self._met.record_dispatch(outs[self._watched])
         if interruption is not None:  # an interrupt during the step, kept until its results were stored
