@@ -17,7 +17,7 @@ from soak import compare, models, reference
 from soak.cli import Soak
 from soak.draw import programs
 from soak.judge import judge
-from soak.kinds import KINDS
+from soak.kinds import KINDS, functional, functions
 from soak.pool import Runner
 from soak.program import Program, problem
 from soak.script import body_of, standalone
@@ -43,6 +43,24 @@ def test_everything_is_drawn_and_is_a_program() -> None:
     for one in drawn:
         assert problem(one) is None
         compile(body_of(one), "<program>", "exec")
+
+
+def test_each_variant_is_drawn_soon() -> None:
+    # One deck of kinds has 18 programs, two of them `functions` and one `functional`.
+    for seed in range(5):
+        drawn = {(one.kind, one.variant) for one in itertools.islice(programs(seed), 18 * len(functional.VARIANTS))}
+        for kind, variants in (("functional", functional.VARIANTS), ("functions", functions.VARIANTS)):
+            assert {variant for which, variant in drawn if which == kind} == set(variants)
+
+
+def test_averaged_results_that_are_declared_replicated_must_not_be_refused() -> None:
+    averaged, alone = (Program(kind="functional", variant=one, replicas=2) for one in ("averaged_declared", "declared"))
+    assert "out_specs=" in body_of(averaged)
+    assert "out_specs=" in body_of(alone)
+    assert KINDS["functional"].refusals(averaged) == ()
+    assert KINDS["functional"].refusals(alone)
+    assert problem(alone) is None
+    assert problem(alone.replace(examples=4, batch=4)) == "only state that is fed back shows that replicas train alone"
 
 
 @pytest.mark.parametrize(("last_batch", "replicas"), [("split", [0, 1]), ("pad", [0, 0])])
@@ -129,7 +147,7 @@ def test_clean_programs_pass_and_lost_processes_are_found(runner: Runner) -> Non
 def test_an_injected_defect_is_found_and_shrunk_to_a_script_that_stands_alone(tmp_path: Path) -> None:
     shutil.copytree(SOURCE, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     losses = tmp_path / "src" / "mirrored" / "losses.py"
-    right = "count = _over_replicas(count, context)"
+    right = 'count = total_count("average_loss", count, context)'
     assert right in losses.read_text()
     # What TensorFlow does: wrong as soon as replicas hold different numbers of examples.
     losses.write_text(losses.read_text().replace(right, "count = count * context.num_replicas_in_sync"))

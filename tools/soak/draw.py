@@ -16,12 +16,25 @@ _LAYOUTS: Final = ((1, 1), (1, 2), (2, 2), (1, 3), (3, 3), (2, 4), (4, 4), (1, 4
 
 
 def programs(seed: int) -> Iterator[Program]:
-    """Yields an endless sequence of programs that the documentation allows."""
+    """Yields an endless sequence of programs that the documentation allows.
+
+    Kinds and their variants are drawn without replacement, so a short run has all of them.
+    """
     rng = random.Random(seed)
+    kinds = _deck(rng, [kind for kind, weight in zip(_KINDS, _WEIGHTS, strict=True) for _ in range(weight)])
+    variants = {kind: _deck(rng, names) for kind, names in _VARIANTS.items()}
+    for kind in kinds:
+        variant = next(variants[kind])
+        program = _KINDS[kind](rng).replace(variant=variant)
+        while problem(program) is not None:
+            program = _KINDS[kind](rng).replace(variant=variant)
+        yield program
+
+
+def _deck(rng: random.Random, cards: Sequence[str]) -> Iterator[str]:
+    """Yields all cards in random order, then all of them in another order, and so on."""
     while True:
-        program = _KINDS[rng.choices(list(_KINDS), _WEIGHTS)[0]](rng)
-        if problem(program) is None:
-            yield program
+        yield from rng.sample(cards, len(cards))
 
 
 def _training(rng: random.Random) -> Program:
@@ -89,7 +102,6 @@ def _functional(rng: random.Random) -> Program:
     return Program(
         kind="functional",
         seed=rng.randrange(2**31),
-        variant=rng.choice(functional.VARIANTS),
         model=rng.choice(["linear", "mlp"]),
         optimizer=rng.choice(["sgd", "momentum", "adam"]),
         batch=batch,
@@ -106,7 +118,6 @@ def _functions(rng: random.Random) -> Program:
     return Program(
         kind="functions",
         seed=rng.randrange(2**31),
-        variant=rng.choice(functions.VARIANTS),
         examples=rng.randint(4, 9),
         devices=1 if rng.random() < 0.5 else devices,
         replicas=replicas,
@@ -121,7 +132,6 @@ def _keras_fit(rng: random.Random) -> Program:
     return Program(
         kind="keras_fit",
         seed=rng.randrange(2**31),
-        variant=rng.choice(keras_fit.VARIANTS),
         model=rng.choice(["linear", "mlp"]),
         optimizer=rng.choice(["sgd", "momentum"]),
         batch=batch,
@@ -136,6 +146,12 @@ def _keras_fit(rng: random.Random) -> Program:
 
 _KINDS: Final = {"training": _training, "functional": _functional, "functions": _functions, "keras_fit": _keras_fit}
 _WEIGHTS: Final = (14, 1, 2, 1)
+_VARIANTS: Final[dict[str, Sequence[str]]] = {
+    "training": ("",),
+    "functional": functional.VARIANTS,
+    "functions": functions.VARIANTS,
+    "keras_fit": keras_fit.VARIANTS,
+}
 
 
 def _one(rng: random.Random, usual: T, others: Sequence[T], share: float) -> T:

@@ -117,7 +117,7 @@ def problem(program: Program) -> str | None:
 
 
 def _trains_alone(program: Program) -> bool:
-    return program.kind == "functional" and program.replicas > 1 and not program.variant.endswith("averaged")
+    return program.kind == "functional" and program.replicas > 1 and "averaged" not in program.variant
 
 
 def _of_training(program: Program) -> list[tuple[Any, str]]:
