@@ -21,6 +21,8 @@ VARIANTS: Final = (
     "iterator_get_next",
 )
 _RECREATED: Final = """
+import gc
+
 @mr.function
 def total(x):
     strategy = mr.get_strategy()
@@ -33,6 +35,7 @@ def program():
         with strategy.scope():
             results.append(float(total(X)))
         del strategy
+        gc.collect()  # as in a long program: a new strategy may get the address of a deleted one
     return {{"results": results}}
 """
 _OPTIONS: Final = """
