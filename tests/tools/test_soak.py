@@ -63,6 +63,14 @@ def test_averaged_results_that_are_declared_replicated_must_not_be_refused() -> 
     assert problem(alone.replace(examples=4, batch=4)) == "only state that is fed back shows that replicas train alone"
 
 
+@pytest.mark.parametrize("variant", ["plain_iterator_argument", "plain_iterator_captured"])
+def test_functions_take_iterators_of_plain_python_too(variant: str) -> None:
+    bodies = {body_of(Program(kind="functions", variant=variant, seed=seed)) for seed in range(40)}
+    for iterator in functions._PLAIN_ITERATORS:
+        assert any(f"    iterator = {iterator}\n" in body for body in bodies), iterator
+    assert "iterator" in functions.refusals(Program(kind="functions", variant=variant))
+
+
 @pytest.mark.parametrize(("last_batch", "replicas"), [("split", [0, 1]), ("pad", [0, 0])])
 def test_the_reference_knows_which_replica_has_which_row_of_a_last_batch(last_batch, replicas) -> None:
     program = Program(seed=1, batch=4, examples=10, replicas=2, last_batch=last_batch)

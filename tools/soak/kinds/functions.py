@@ -19,6 +19,8 @@ VARIANTS: Final = (
     "iterator_argument",
     "iterator_captured",
     "iterator_get_next",
+    "plain_iterator_argument",
+    "plain_iterator_captured",
 )
 _RECREATED: Final = """
 import gc
@@ -96,7 +98,7 @@ _ITERATOR: Final = """
 import mirrored.tf as tf
 
 def program():
-    iterator = iter(tf.data.Dataset.from_tensor_slices(X[:, 0]))
+    iterator = {iterator}
     {function}
     results = []
     try:
@@ -115,6 +117,15 @@ _ITERATES: Final = {
     "iterator_captured": ("step = {function}(lambda: next(iterator) * 2.0)", ""),
     "iterator_get_next": ("step = {function}(lambda it: it.get_next() * 2.0)", "iterator"),
 }
+_DATASET_ITERATOR: Final = "iter(tf.data.Dataset.from_tensor_slices(X[:, 0]))"
+# Iterators that users pass instead. A compiled function must take another element at every call, or raise an error.
+_PLAIN_ITERATORS: Final = (
+    "iter(X[:, 0].tolist())",
+    "iter(X[:, 0])",
+    "(row for row in X[:, 0])",
+    "map(float, X[:, 0])",
+    "tf.data.Dataset.from_tensor_slices(X[:, 0]).as_numpy_iterator()",
+)
 
 
 def body(program: Program) -> str:
@@ -134,9 +145,11 @@ def body(program: Program) -> str:
             fills=_fills(program),
         )
     else:
-        function, argument = _ITERATES[program.variant]
+        plain = program.variant.startswith("plain_")
+        function, argument = _ITERATES[program.variant.removeprefix("plain_")]
+        iterator = _PLAIN_ITERATORS[_rng(program).integers(len(_PLAIN_ITERATORS))] if plain else _DATASET_ITERATOR
         facade = "mr.function" if program.way == "inner" else "tf.function"
-        main = _ITERATOR.format(function=function.format(function=facade), argument=argument)
+        main = _ITERATOR.format(iterator=iterator, function=function.format(function=facade), argument=argument)
     return text.header(program, main)
 
 
@@ -180,6 +193,6 @@ def expected(program: Program, record: dict[str, Any]) -> dict[str, Any]:
 
 def refusals(program: Program) -> tuple[str, ...]:
     """Returns the allowed errors: an iterator or a mutable option in a compiled function may raise."""
-    if program.variant.startswith("iterator"):
+    if "iterator" in program.variant:
         return ("iterator", "next(")
     return ("hash", "mutable") if program.variant == "options" else ()
