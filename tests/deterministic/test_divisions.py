@@ -97,7 +97,40 @@ def by_a_count_outside_of_a_run(strategy: Any) -> Any:
     return jnp.stack(moments())
 
 
-PROGRAMS = [by_an_argument, by_a_captured_vector, by_a_variable, by_a_sum_over_replicas, by_a_count_outside_of_a_run]
+@jax.jit
+def quotient(a: Any, b: Any) -> Any:
+    return a / b
+
+
+@jax.jit
+def quotient_by_the_next(a: Any, b: Any) -> Any:
+    return quotient(a, b + 1.0)
+
+
+def by_an_argument_of_a_nested_function(strategy: Any) -> Any:
+    (batch,) = strategy.distribute_dataset([X])
+
+    @mr.function
+    def divided(x: Any) -> Any:
+        def replica_fn(x: Any) -> Any:
+            return x * sum(function(jnp.full_like(x, 8.5), uniform(x)) for function in (quotient, quotient_by_the_next))
+
+        def uniform(x: Any) -> Any:
+            return jnp.log1p(jnp.full_like(x, 0.133)) + 2.0
+
+        return strategy.gather(strategy.run(replica_fn, args=(x,)), axis=0)
+
+    return divided(batch)
+
+
+PROGRAMS = [
+    by_an_argument,
+    by_a_captured_vector,
+    by_a_variable,
+    by_a_sum_over_replicas,
+    by_a_count_outside_of_a_run,
+    by_an_argument_of_a_nested_function,
+]
 
 
 @pytest.mark.first(1)

@@ -9,7 +9,9 @@ optimization barrier, which XLA removes after this rewrite.
 The divisor can become a broadcast: XLA rewrites an operation on broadcast scalars to the broadcast of an operation on
 scalars. The order of these rewrites depends on constants, which all replicas of a device share, because the conversion
 to HLO merges equal ones. A divisor that is computed from nothing but constants and broadcast scalars (a *uniform* one)
-therefore gets the barrier, too. The arguments of a nested function are not followed to its callers.
+therefore gets the barrier, too. JAX lowers a nested function once for all of its calls. After the body of a `shard_map`
+has been lowered, all calls are known: a divisor in a nested function then gets the barrier if it is uniform because one
+call passes uniform arguments.
 
 XLA also expands functions such as `polygamma` to divisions, after JAX's lowering rules. Their operands are behind
 barriers, so that no divisor in them is uniform.
@@ -22,7 +24,7 @@ Source: `AlgebraicSimplifierVisitor::HandleDivide` and `HandleBroadcast` in XLA'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from jax import lax
@@ -33,7 +35,10 @@ from mirrored._jax.private import hlo as _hlo
 from mirrored._jax.private import mlir as _mlir
 
 _CONSTANT, _BROADCAST = "stablehlo.constant", "stablehlo.broadcast_in_dim"
+_BARRIER: Final = "stablehlo.optimization_barrier"
 _EXPANDED: Final = (lax.lgamma_p, lax.digamma_p, lax.polygamma_p, lax.zeta_p, lax.bessel_i1e_p)
+_DIVIDE, _CALL = "stablehlo.divide", "func.call"
+_NAME, _CALLEE = "sym_name", "callee"
 _MOST_VISITED: Final = 64
 _lowerings: Final[Any] = _mlir._lowerings
 _rule: Final[Any] = _lowerings[lax.div_p].rule
@@ -69,17 +74,76 @@ def _with_one_use(divisor: Any, rank: int) -> Any:
     return _behind_barrier(divisor)  # JAX broadcasts scalars in the rule
 
 
-def _is_uniform(value: Any) -> bool:
+def _is_uniform(value: Any, is_uniform_argument: Callable[[Any], bool] = lambda argument: False) -> bool:
     """Returns whether a value is computed from nothing but constants and scalars, or from too many values to look."""
     pending, visited = [value], 0
     while pending and visited < _MOST_VISITED:
         visited += 1
-        owner = pending.pop().owner
+        value = pending.pop()
+        owner = value.owner
         name = getattr(owner, "name", None)
-        if name is None or not len(owner.operands) and name != _CONSTANT:
+        if name is None:
+            if not is_uniform_argument(value):
+                return False
+            continue
+        if not len(owner.operands) and name != _CONSTANT:
             return False
         pending += [operand for operand in owner.operands if operand.type.shape]
     return True
+
+
+def separate_divisors(module: Any, functions: Iterable[Any]) -> None:
+    """Hides each divisor of nested functions that is uniform because a caller passes a uniform argument.
+
+    Args:
+        module: The MLIR module, with all calls of the functions.
+        functions: The functions of the module whose divisions are examined.
+    """
+    divisions: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name == _DIVIDE and _may_be_uniform(operation.operands[1]):
+            divisions.append(operation)
+        return _public_mlir.ir.WalkResult.ADVANCE
+
+    for function in functions:
+        function.operation.walk(visit)
+    callers = _Callers(module) if divisions else None
+    for division in divisions:
+        divisor = division.operands[1]
+        if callers is not None and _is_uniform(divisor, callers.pass_uniform):
+            with _public_mlir.ir.InsertionPoint(division), division.location:
+                division.operands[1] = _behind_barrier(divisor)
+
+
+class _Callers:
+    """The calls of the functions of a module."""
+
+    def __init__(self, module: Any) -> None:
+        self._calls: dict[str, list[Any]] = {}
+        self._known: dict[tuple[str, int], bool] = {}
+        module.operation.walk(self._visit)
+
+    def _visit(self, operation: Any) -> Any:
+        if operation.name == _CALL:
+            self._calls.setdefault(operation.attributes[_CALLEE].value, []).append(operation)
+        return _public_mlir.ir.WalkResult.ADVANCE
+
+    def pass_uniform(self, argument: Any) -> bool:
+        """Returns whether a call passes a uniform value for an argument of a function; False for those of loops."""
+        attributes = argument.owner.owner.attributes
+        if _NAME not in attributes:
+            return False
+        key = attributes[_NAME].value, argument.arg_number
+        if key not in self._known:
+            calls = self._calls.get(key[0], ())
+            self._known[key] = any(_is_uniform(call.operands[key[1]], self.pass_uniform) for call in calls)
+        return self._known[key]
+
+
+def _may_be_uniform(divisor: Any) -> bool:
+    """Returns whether the divisor of a lowered division is an array without a barrier that is not a constant."""
+    return bool(divisor.type.shape) and getattr(divisor.owner, "name", None) not in (_BARRIER, _CONSTANT, _BROADCAST)
 
 
 def _behind_barrier(value: Any) -> Any:
