@@ -18,6 +18,7 @@ import pytest
 from jax import lax
 
 import mirrored as mr
+from mirrored.errors import TransformError
 
 Read = Callable[[], Any]
 Helper = Callable[[Any], Any]
@@ -255,6 +256,38 @@ def test_a_helper_reads_the_value_that_a_merge_has_assigned(devices, replicas):
     for part in strategy.experimental_local_results(inside):
         assert part.tolist() == [1.0, 2.0, 3.0]
     assert [float(part) for part in strategy.experimental_local_results(again)] == [3.0] * replicas
+
+
+@pytest.mark.parametrize("assigns", [True, False])
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 4)], ids=["1x2", "2x2"])
+def test_a_helper_in_a_merge_under_an_eager_tape_must_not_keep_a_value(devices, replicas, assigns):
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+    with strategy.scope():
+        v = mr.Variable(1.0, trainable=False)
+    reading, given = jax.jit(lambda x: x * v), jax.jit(lambda x, value: x * value)
+
+    def merged(strategy, x, number):
+        total = strategy.reduce("SUM", x, axis=None)
+        if assigns:
+            v.assign(number)
+        with pytest.raises(TransformError, match="in a merge_call under a tape"):
+            reading(total)
+        return given(total, v.read_value())  # the remedy
+
+    def replica(number):
+        x = jnp.asarray(2.0)
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            y = mr.get_replica_context().merge_call(merged, args=(x, number))
+        return y, tape.gradient(y, x)
+
+    for number in (3.0, 5.0):
+        if not assigns:
+            v.assign(number)
+        y, gradient = (strategy.experimental_local_results(one) for one in strategy.run(replica, args=(number,)))
+        # Each of the results depends on each replica's operand.
+        assert [float(one) for one in y] == [2.0 * replicas * number] * replicas
+        assert [float(one) for one in gradient] == [replicas * number] * replicas
 
 
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 4)], ids=["1x2", "2x2"])

@@ -22,8 +22,9 @@ import jax.numpy as jnp
 
 from mirrored._blocks import contextmanager
 from mirrored._jax.placement import movable
-from mirrored._jax.traces import current_trace
-from mirrored.runtime.ambient import ambient, within
+from mirrored._jax.traces import current_trace, is_eval_below
+from mirrored.errors import TransformError
+from mirrored.runtime.ambient import ReadableVariable, ambient, within
 from mirrored.runtime.staged_values import VariableLike, read_assigned, without_derivative
 from mirrored.runtime.variable_store import VariableStore
 
@@ -98,9 +99,17 @@ class OverlayStore(VariableStore):
     def _is_eager(self) -> bool:
         return self._runner is not None and self._below is not None and not self._below.captures
 
+    def is_of_eager_run(self) -> bool:
+        """Returns whether the store below is that of an eager run, also if other overlay stores are in between."""
+        below = self._below
+        while isinstance(below, OverlayStore):
+            below = below._below
+        return self._runner is not None and below is not None and not below.captures
+
     def on_device_of_merge(self, value: Any) -> Any:
-        spans = self._is_eager() and self._runner.device_assignment.spans_processes
-        return value if spans else self._moved(value, 0)
+        if not self.is_of_eager_run() or self._runner.device_assignment.spans_processes:
+            return value
+        return jax.device_put(value, self._runner.device_assignment.device_of(0))
 
     def _moved(self, value: jax.Array, replica: int) -> Any:
         return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
@@ -216,6 +225,27 @@ def has_traced_value(variable: object) -> bool:
             return True
         store = store._below
     return False
+
+
+def check_read_in_merge(variable: ReadableVariable) -> None:
+    """Raises an error if a nested function of an eager `merge_call` under a tape would keep a variable's value.
+
+    The tape is set aside while the merge is differentiated, so the read is not recorded, and JAX keeps the traced
+    function with the value as a constant. In a compiled program the value is a tracer, with which JAX traces again.
+
+    Raises:
+        TransformError: The value would become a constant of a traced function.
+    """
+    store = ambient().store
+    if not isinstance(store, OverlayStore) or isinstance(store, RecomputingStore):
+        return
+    if store.is_of_eager_run() and not is_eval_below(current_trace()):
+        raise TransformError(
+            f"reading {variable.name}",
+            found=f"variable {variable.name!r} was read under a JAX transform in a merge_call under a tape",
+            rule="JAX keeps what it has traced, with the value as a constant",
+            remedy="pass variable.read_value() to the transformed function as an argument",
+        )
 
 
 def collecting_assignments(

@@ -28,7 +28,7 @@ from mirrored._jax.traces import (
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient, listen, thread, unlisten
-from mirrored.runtime.overlay_store import has_traced_value
+from mirrored.runtime.overlay_store import check_read_in_merge, has_traced_value
 from mirrored.tape.backward import (
     announced,
     is_array,
@@ -242,6 +242,8 @@ class Recording:
         staging = is_staging_above(current_trace(), self._trace)
         if staging is None and recorder is not None:
             staging = self._is_traced_for_later()
+        if staging is not False and not (staging and self._trace.eager and not has_traced_value(variable)):
+            check_read_in_merge(variable)
         if staging and has_traced_value(variable):
             return value  # its gradients flow to the value from before (`RecomputingStore`)
         if staging and self._trace.eager:
