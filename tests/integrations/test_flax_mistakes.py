@@ -443,3 +443,53 @@ def test_a_refused_transform_of_a_model_made_outside_the_scope_leaves_it_whole(c
     with pytest.raises((ContextError, TraceContextError)):
         (mr.function(step) if compiled else step)()
     assert model(X).shape == (ROWS, 1)
+
+
+def replaced_variable(model: Model, number: Any) -> None:
+    model.outer.bias = nnx.Param(jnp.ones(1) * number)
+
+
+def replaced_array(model: Model, number: Any) -> None:
+    model.outer.bias = jnp.ones(1) * number
+
+
+def replaced_layer(model: Model, number: Any) -> None:
+    model.outer = nnx.Linear(4, 1, rngs=nnx.Rngs(1))
+
+
+@pytest.mark.parametrize("replace", [replaced_variable, replaced_array, replaced_layer])
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_replicas_of_an_eager_run_must_not_replace_variables_of_their_model(replace: Any, in_scope: bool) -> None:
+    strategy = two()
+    if in_scope:
+        with strategy.scope():
+            model = Model(nnx.Rngs(0))
+    else:
+        model = Model(nnx.Rngs(0))
+    before = dict(vars(model)), dict(vars(model.outer))
+    numbers = strategy.experimental_distribute_values_from_function(lambda c: float(c.replica_id_in_sync_group))
+    with pytest.raises(ContextError, match="a replica in strategy.run replaces the (Param|Linear) in the attribute"):
+        strategy.run(lambda number: replace(model, number), args=(numbers,))
+    after = vars(model), vars(model.outer)
+    assert all(all(new[name] is old[name] for name in old) for new, old in zip(after, before, strict=True))
+
+
+def test_replicas_of_an_eager_run_change_models_of_their_own_and_plain_attributes() -> None:
+    strategy = two()
+    with strategy.scope():
+        model = Model(nnx.Rngs(0))
+
+    def replica(number: Any) -> Any:
+        own = Model(nnx.Rngs(0))
+        replaced_variable(own, number)
+        replaced_layer(own, number)
+        own.outer.bias[...] = jnp.ones(1) * number
+        model.eval()
+        model.note = "a plain value"
+        return own.outer.bias[...]
+
+    numbers = strategy.experimental_distribute_values_from_function(lambda c: float(c.replica_id_in_sync_group))
+    results = strategy.experimental_local_results(strategy.run(replica, args=(numbers,)))
+    assert [result.tolist() for result in results] == [[0.0], [1.0]]
+    assert model.note == "a plain value"
+    assert model.dropout.deterministic

@@ -20,6 +20,7 @@ from mirrored.integrations.flax.holding import (
     is_ours,
     name_by_path,
     plain,
+    refuse_replacement,
     renew,
     strategy_of_scope,
     variables_in_state,
@@ -104,6 +105,7 @@ def _adopting_attributes(set_attribute: Callable[..., None], check: Callable[...
     def adopting(self: Pytree, name: str, value: object) -> None:
         renew(self)
         check(self, lambda: f"Cannot mutate '{type(self).__name__}' from different trace level")
+        refuse_replacement(self, name, value)
         set_attribute(self, name, value)
         if ambient().strategies:
             adopt_made_in_scope(value)

@@ -150,11 +150,7 @@ def refuse_per_replica_assignment(variable: NNXVariable[Any]) -> None:
     Raises:
         ContextError: The variable was not created in this run.
     """
-    here = ambient()
-    if here.replica is None or here.store is None or here.store.captures or here.replica.num_replicas_in_sync == 1:
-        return
-    made_in = getattr(trace_of_variable(variable), "run", None)
-    if made_in is not None and made_in() is here.runner:
+    if not _is_shared_by_replicas(trace_of_variable(variable)):
         return
     kind, content = type(variable).__name__, held(variable)
     if not is_array(content):
@@ -166,6 +162,34 @@ def refuse_per_replica_assignment(variable: NNXVariable[Any]) -> None:
         "each replica in turn would change it by its own part of the batch",
         remedy="create the model inside `with strategy.scope():`, or convert it: mirrored.mirror(model)",
     )
+
+
+def refuse_replacement(module: Pytree, name: str, value: object) -> None:
+    """Raises an error if replicas of an eager `run` replace a variable or module in an attribute of a module.
+
+    Raises:
+        ContextError: The module was not created in this run.
+    """
+    before = vars(module).get(name)
+    if before is value or not isinstance(before, (nnx.Variable, nnx.Pytree)):
+        return
+    if _is_shared_by_replicas(trace_of_module(module)):
+        kind = type(module).__name__
+        raise ContextError(
+            f"setting {kind}.{name}",
+            found=f"a replica in strategy.run replaces the {type(before).__name__} in the attribute {name!r}",
+            rule="the replicas share one model: each in turn would replace it, and the last one's would stay",
+            remedy="assign the values of variables (model.layer.bias[...] = new), or replace it outside strategy.run",
+        )
+
+
+def _is_shared_by_replicas(made_in: Any) -> bool:
+    """Returns whether the caller is one of several replicas of an eager run that share an object of another trace."""
+    here = ambient()
+    if here.replica is None or here.store is None or here.store.captures or here.replica.num_replicas_in_sync == 1:
+        return False
+    run = getattr(made_in, "run", None)
+    return run is None or run() is not here.runner
 
 
 def not_one_array_error(variable: NNXVariable[Any]) -> ContextError:
