@@ -384,6 +384,10 @@ COMBINED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda s, x, count, v: s.reduce("SUM", x, axis=None) * s.reduce("SUM", count, axis=None) * v,
         lambda x, count: x.sum(0) * count.sum(0) * 0.5,
     ),
+    "an assigned variable": (
+        lambda s, x, count, v: s.reduce("SUM", x, axis=None) * v.assign(s.reduce("SUM", count, axis=None)[0] / 2.0),
+        lambda x, count: x.sum(0) * count.sum(0) / 2.0,
+    ),
 }
 
 

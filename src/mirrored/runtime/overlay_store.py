@@ -15,7 +15,7 @@ of a read that follows an assignment flows to the variable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -131,7 +131,7 @@ class OverlayStore(VariableStore):
 
     def whole(self, variable: VariableLike) -> Any:
         if (id(variable), None) in self._staged:
-            return self._staged[id(variable), None][1]
+            return self.on_device_of_merge(self._staged[id(variable), None][1])  # an assignment copies it to all
         if not any(key[0] == id(variable) for key in self._staged):
             return self._moved(variable.stored() if self._below is None else self._below.whole(variable), 0)
         locals_ = [self._moved(self.local(variable, replica), 0) for replica in range(self.num_local)]
@@ -210,11 +210,11 @@ class RecomputingStore(OverlayStore):
         with super().current(), within(listeners=(self, *ambient().listeners)):
             yield
 
-    def on_read(self, variable: Any, value: jax.Array) -> Any:
+    def on_read(self, variable: object, value: jax.Array) -> Any:
         if not any(key[0] == id(variable) for key in self._staged):
             return value
         with within(store=self._below, listeners=self._outer_listeners):
-            return read_assigned(variable, value, lambda one: one.read_value())
+            return read_assigned(cast(VariableLike, variable), value, lambda one: one.read_value())
 
 
 def has_traced_value(variable: object) -> bool:
