@@ -487,6 +487,7 @@ def test_a_tensor_that_a_called_method_keeps_in_a_traced_body_is_refused_where_i
         kept = keeping.last if how == "attribute" else keeping.all[0]
         return kept if used == "returned" else kept + tf.cast(n, tf.float32)
 
-    for _ in range(2):
+    for under_tape in (False, True, False):
         with pytest.raises(ContextError, match=r"total: [\s\S]*rule: [\s\S]*remedy: return the value"):
-            total(tf.constant(5))
+            with tf.GradientTape() if under_tape else contextlib.nullcontext():
+                total(tf.constant(5))

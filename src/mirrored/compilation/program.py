@@ -385,7 +385,8 @@ class Program:
             except BaseException as error:
                 if together:
                     self._met.record_dispatch(None)
-                explained = explained_nesting(self._name, error) if isinstance(error, ValueError) else None
+                nesting = explained_nesting(self._name, error) if isinstance(error, ValueError) else None
+                explained = nesting or explained_error(self._name, error)
                 if explained is None:
                     raise
                 raise explained from error
