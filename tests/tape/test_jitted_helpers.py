@@ -5,6 +5,7 @@ JAX keeps the trace of such a helper, with what stood for the variable when it w
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import types
@@ -288,6 +289,55 @@ def test_a_helper_in_a_merge_under_an_eager_tape_must_not_keep_a_value(devices, 
         # Each of the results depends on each replica's operand. Equal ones of one device may be one array.
         assert {float(one) for one in y} == {2.0 * replicas * number}
         assert {float(one) for one in gradient} == {replicas * number}
+
+
+def called_in_a_tape(strategy, helper, x):
+    with mr.GradientTape() as tape:
+        tape.watch(x)
+        return helper(x)
+
+
+def called_in_an_update(strategy, helper, x):
+    with strategy.scope():
+        target = mr.Variable(0.0, trainable=False)
+    return strategy.extended.update(target, lambda variable, x: variable.assign(helper(x)), args=(x,))
+
+
+CALLS_IN_A_MERGE: dict[str, Callable[..., Any]] = {
+    "jit": lambda strategy, helper, x: helper(x),
+    "scan": lambda strategy, helper, x: lax.scan(lambda total, _: (helper(total), None), x, None, length=1)[0],
+    "vmap": lambda strategy, helper, x: jax.vmap(helper)(x[None])[0],
+    "tape": called_in_a_tape,
+    "update": called_in_an_update,
+}
+KINDS_OF_VARIABLES: dict[str, dict[str, Any]] = {
+    "mirrored": {},
+    "sync-on-read": {"synchronization": "ON_READ", "aggregation": "SUM"},
+    "plain": {},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_VARIABLES)
+@pytest.mark.parametrize("call", CALLS_IN_A_MERGE)
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 4)], ids=["1x2", "2x2"])
+def test_a_traced_function_in_a_merge_under_an_eager_tape_must_not_keep_a_value(devices, replicas, call, kind):
+    """Each of these had the value of the first call in later calls."""
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=replicas)
+    with strategy.scope() if kind != "plain" else contextlib.nullcontext():
+        v = mr.Variable(1.0, trainable=False, **KINDS_OF_VARIABLES[kind])
+    helper = jax.jit(lambda x: x * v.read_value())
+
+    def replica():
+        x = jnp.asarray(2.0)
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            return mr.get_replica_context().merge_call(
+                lambda strategy, x: CALLS_IN_A_MERGE[call](strategy, helper, strategy.reduce("SUM", x, axis=None)),
+                args=(x,),
+            )
+
+    with pytest.raises(TransformError, match="was read under a JAX transform in a merge_call under a tape"):
+        strategy.run(replica)
 
 
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 4)], ids=["1x2", "2x2"])

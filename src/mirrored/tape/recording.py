@@ -242,12 +242,13 @@ class Recording:
         staging = is_staging_above(current_trace(), self._trace)
         if staging is None and recorder is not None:
             staging = self._is_traced_for_later()
-        if staging is not False and not (staging and self._trace.eager and not has_traced_value(variable)):
-            check_read_in_merge(variable)
         if staging and has_traced_value(variable):
+            check_read_in_merge(variable)
             return value  # its gradients flow to the value from before (`RecomputingStore`)
         if staging and self._trace.eager:
             return ReadTracer(variable, aval_of(value))
+        if staging is not False:
+            check_read_in_merge(variable)
         if recorder is None or staging is None:
             return value
         if recorder.watches(variable):
