@@ -149,6 +149,22 @@ def test_results_of_transforms_come_from_the_function_that_is_wrapped(monkeypatc
     assert any(one is model for one in jax.tree.leaves(made[-1], is_leaf=lambda one: one is model))
 
 
+def test_a_transform_clears_and_sets_the_attributes_of_modules_in_the_function_that_is_wrapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[object] = []
+    unflatten = private.graphs.unflatten
+
+    def recording(*args: object, outer_index_outer_ref: dict[int, object] | None = None, **kwargs: object) -> object:
+        seen.extend((outer_index_outer_ref or {}).values())
+        return unflatten(*args, outer_index_outer_ref=outer_index_outer_ref, **kwargs)
+
+    monkeypatch.setattr(private.graphs, "unflatten", recording)
+    model = linear()
+    nnx.jit(lambda model, x: model(x))(model, jnp.ones((1, 2)))
+    assert any(one is model for one in seen), "a refused `nnx.jit` leaves the model without its attributes"
+
+
 # Statistics
 
 

@@ -27,7 +27,7 @@ from mirrored.integrations.flax.holding import (
     variables_of,
 )
 from mirrored.integrations.flax.optimizers import connect_optimizer
-from mirrored.integrations.flax.private import REPLACING, RESTORING, arguments, random_state, results, tracers
+from mirrored.integrations.flax.private import REPLACING, RESTORING, graphs, random_state, results, tracers
 from mirrored.integrations.flax.random_state import (
     ReplicaKey,
     borrowed,
@@ -65,7 +65,7 @@ def connect() -> None:
         for name in names:
             replace("flax", random_state, name, wrap(getattr(random_state, name)))
     replace("flax", results, "from_tree", _adopting_modules(results.from_tree))
-    replace("flax", arguments, "unflatten", _keeping_whole(arguments.unflatten))
+    replace("flax", graphs, "unflatten", _keeping_whole(graphs.unflatten))
     pytree = nnx.Pytree
     replace("flax", pytree, "_setattr", _adopting_attributes(pytree._setattr, pytree._check_valid_context))
     replace("flax", pytree, "_check_valid_context", _allowing_own_trace(pytree._check_valid_context))

@@ -183,7 +183,7 @@ def refuse_replacement(module: Pytree, name: str, value: object) -> None:
         )
 
 
-def _is_shared_by_replicas(made_in: Any) -> bool:
+def _is_shared_by_replicas(made_in: object) -> bool:
     """Returns whether the caller is one of several replicas of an eager run that share an object of another trace."""
     here = ambient()
     if here.replica is None or here.store is None or here.store.captures or here.replica.num_replicas_in_sync == 1:

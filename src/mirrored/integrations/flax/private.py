@@ -65,9 +65,9 @@ RESTORING = ("restore_rngs",)
 
 results: Any = nnx.extract
 
-# Transforms: the module whose `unflatten` takes the arguments of a transform apart and fills them with its results.
+# Transforms: the module whose `unflatten` sets the attributes of the modules that a transform got, from its results.
 
-arguments: Any = nnx.graphlib
+graphs: Any = nnx.graphlib
 
 # Statistics: the modules whose `_compute_stats` computes the statistics of normalization layers, and that of metrics.
 
