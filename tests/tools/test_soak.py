@@ -57,7 +57,8 @@ def test_averaged_results_that_are_declared_replicated_must_not_be_refused() -> 
     averaged, alone = (Program(kind="functional", variant=one, replicas=2) for one in ("averaged_declared", "declared"))
     assert "out_specs=" in body_of(averaged)
     assert "out_specs=" in body_of(alone)
-    assert KINDS["functional"].refusals(averaged) == ()
+    for variant in ("averaged", "linen_averaged", "averaged_declared"):
+        assert KINDS["functional"].refusals(Program(kind="functional", variant=variant, replicas=2)) == ()
     assert KINDS["functional"].refusals(alone)
     assert problem(alone) is None
     assert problem(alone.replace(examples=4, batch=4)) == "only state that is fed back shows that replicas train alone"
