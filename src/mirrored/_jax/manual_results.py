@@ -6,9 +6,8 @@ the body of a `shard_map` from those of its operands and users. For an operation
 `jax.jit` with several results gives it such pairs. For sorts, custom calls and random bits it then aborts the process,
 in `HloSharding::NumTiles` *(the gradient of `jnp.median`, for several replicas per device)*, and for a reduction with
 several results (`argmax`) in `ReshapeSharding` *(`gammasgn` of constants)*. Other operations with several results, such
-as loops and conditionals, compile. GSPMD keeps shardings that a program states, so the lowering
-of `shard_map` states them for these operations. They change no value. XLA refuses a sharding for `approx_max_k`, which
-compiles without it.
+as loops and conditionals, compile. GSPMD keeps shardings that a program states, so the lowering of `shard_map` states
+them for these operations. They change no value. XLA refuses a sharding for `approx_max_k`, which compiles without it.
 
 The simplification before XLA's passes replaces a sort that carries an array which nothing reads by a sort without the
 array and without the sharding. The results of sorts from which it could remove one of three or more are therefore
