@@ -409,11 +409,16 @@ def test_a_data_generator_runs_another_loop_of_the_model(inner, options):
         assert read == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("inner", ["train_on_batch", "fit"])
+@pytest.mark.parametrize(
+    ("loop", "inner"),
+    [("fit", "train_on_batch"), ("fit", "fit"), ("evaluate", "train_on_batch"), ("predict", "train_on_batch")],
+)
+@pytest.mark.parametrize("steps", [1, 2], ids=["one step", "two steps"])
 @pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
-def test_a_data_generator_trains_the_model(eager, inner):
+def test_a_data_generator_trains_the_model(eager, steps, loop, inner):
     """An eager step that continued from the weights before the inner step would undo it."""
-    model = model_of(2, 2, **({"run_eagerly": True, "jit_compile": False} if eager else {}))
+    options = {"run_eagerly": True, "jit_compile": False} if eager else {}
+    model, seen = model_of(2, 2, steps_per_execution=steps, **options), []
     calls = {
         "train_on_batch": lambda: model.train_on_batch(X[:BATCH], Y[:BATCH]),
         "fit": lambda: model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, verbose=0),
@@ -422,11 +427,16 @@ def test_a_data_generator_trains_the_model(eager, inner):
     def batches():
         for _ in range(4):
             calls[inner]()
+            seen.append(check(model))
             yield X[:BATCH], Y[:BATCH]
 
-    model.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0)
-    assert int(model.optimizer.iterations) == 8
-    assert check(model) == 8
+    if loop == "fit":
+        model.fit(batches(), steps_per_epoch=4, shuffle=False, verbose=0)
+    else:
+        getattr(model, loop)(batches(), steps=4, verbose=0)
+    # Keras reads two batches before the first step, to know their shapes.
+    assert seen == ([1, 2, 5, 7] if loop == "fit" else [1, 2, 3, 4])
+    assert check(model) == (8 if loop == "fit" else 4)
 
 
 @pytest.mark.parametrize("shared", [0, 1], ids=["first", "last"])

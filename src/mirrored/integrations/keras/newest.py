@@ -4,7 +4,8 @@
 exception (Ctrl-C) between the dispatch of a step and the assignment of its results would lose the whole state: the
 donated inputs are deleted, and the results are not stored anywhere. So the C call that dispatches a compiled step also
 stores its results with the model (see `mirrored._jax.interrupts`). `jax_state_sync`, which Keras calls at the end of a
-loop, assigns the state from there.
+loop, assigns the state from there. Uncompiled steps store their results, too: with several steps per execution, Keras
+has only those of the last one.
 """
 
 from __future__ import annotations
@@ -60,10 +61,12 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
         spans = strategy is not None and strategy.device_assignment.spans_processes
         name = f"Model.{step_function.__name__}"
         if not isinstance(step_function, _JITTED):
-            step = _renewing(self, EagerStep(step_function))
-            named = functools.partial(_named, self)
-            steps = make(self, SameResults(step, name, named) if spans else step, *args, **kwargs)
-            return _withholding_again(self, steps)  # once for all, because Keras has not stored the results of each
+            step: Callable[..., Any] = EagerStep(step_function)
+            if strategy is None:  # once for all, because Keras has not stored the results of each
+                return _withholding_again(self, make(self, step, *args, **kwargs))
+            if spans:
+                step = SameResults(step, name, functools.partial(_named, self))
+            return make(self, _withholding_again(self, _storing(self, step)), *args, **kwargs)
         protected: Callable[[Any], Any] = _itself
         if strategy is not None:
             # Keras jits a bound method, such as `self.train_step`. JAX finds programs by equality of functions, and the
@@ -112,19 +115,16 @@ def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., 
     return running
 
 
-def _renewing(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps an uncompiled Keras step to take the newest values if the generator has called another loop of the model.
+def _storing(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps an uncompiled Keras step to store its results in the model, as `_Step` does for a compiled step."""
+    newest = vars(model).setdefault(_NEWEST, deque(maxlen=1))
 
-    Keras reads the batch after it has passed the state. With several steps per execution it keeps the results of the
-    earlier steps, so a later step must go on with them.
-    """
+    def storing(*args: Any) -> Any:
+        results = step(*args)
+        newest.append(results)
+        return results
 
-    def renewing(state: Sequence[Sequence[Any]], *args: Any) -> Any:
-        if vars(model).get(_HAS_ENDED) and model.steps_per_execution == 1 and strategy_of(model) is not None:
-            state = model._get_jax_state(**dict.fromkeys(_GROUPS_OF[len(state)], True))
-        return step(state, *args)
-
-    return renewing
+    return storing
 
 
 def note_end_of_loop(model: Model) -> None:
