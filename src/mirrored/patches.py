@@ -111,6 +111,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
         {
             "BatchNorm.__call__",
             "Optimizer.update",
+            "Pytree.__delattr__",
             "Pytree._check_valid_context",
             "Pytree._setattr",
             "SpectralNorm.__init__",

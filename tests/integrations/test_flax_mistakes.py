@@ -474,6 +474,177 @@ def test_replicas_of_an_eager_run_must_not_replace_variables_of_their_model(repl
     assert all(all(new[name] is old[name] for name in old) for new, old in zip(after, before, strict=True))
 
 
+def sown(model: Any, x: Any) -> None:
+    model.sow(nnx.Intermediate, "hidden", x)
+
+
+def perturbed(model: Any, x: Any) -> None:
+    model.perturb("hidden", x)
+
+
+def added_variable(model: Any, x: Any) -> None:
+    if not hasattr(model, "hidden"):
+        model.hidden = nnx.Variable(x)
+
+
+def added_to_a_list(model: Any, x: Any) -> None:
+    model.layers.append(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+
+
+def added_to_a_dict(model: Any, x: Any) -> None:
+    if "b" not in model.named:
+        model.named["b"] = nnx.Variable(x)
+
+
+def deleted_variable(model: Any, x: Any) -> None:
+    if hasattr(model.layers[0], "bias"):
+        del model.layers[0].bias
+
+
+def deleted_layer(model: Any, x: Any) -> None:
+    if hasattr(model, "named"):
+        del model.named
+
+
+def deleted_from_a_list(model: Any, x: Any) -> None:
+    if len(model.layers):
+        del model.layers[-1]
+
+
+def deleted_from_a_dict(model: Any, x: Any) -> None:
+    model.named.pop("a", None)
+
+
+def deleted_random_state(model: Any, x: Any) -> None:
+    if hasattr(model.dropout, "rngs"):
+        del model.dropout.rngs
+
+
+def popped(model: Any, x: Any) -> None:
+    nnx.pop(model, nnx.Param)
+
+
+def replaced_tuple(model: Any, x: Any) -> None:
+    model.pair = nnx.data((nnx.Variable(x), nnx.Variable(x)))
+
+
+ADDING = [sown, perturbed, added_variable, added_to_a_list, added_to_a_dict]
+DELETING = [
+    deleted_variable, deleted_layer, deleted_from_a_list, deleted_from_a_dict, deleted_random_state, popped,
+]  # fmt: skip
+
+
+class Containers(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs)])
+        self.named = nnx.Dict(a=nnx.Param(jnp.ones(1)))
+        self.pair = nnx.data((nnx.Variable(jnp.ones(1)), nnx.Variable(jnp.ones(1))))
+        self.norm = nnx.BatchNorm(3, axis_name="batch", rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        x = self.layers[0](x)
+        self.sow(nnx.Intermediate, "hidden", x)
+        return x
+
+
+def objects_in(model: Any) -> dict[Any, int]:
+    """The identities of the variables and modules of a model, by their paths."""
+    return {path: id(one) for path, one in nnx.iter_graph(model) if isinstance(one, (nnx.Variable, nnx.Pytree))}
+
+
+@COMPILED
+@pytest.mark.parametrize("change", [*ADDING, *DELETING, replaced_tuple])
+@pytest.mark.filterwarnings(r"ignore:\s*Using 'Module:DeprecationWarning")
+def test_replicas_must_not_add_replace_or_delete_variables_of_their_model(change: Any, compiled: bool) -> None:
+    """The others would find the change: each would append to the values that those before it have sown."""
+    strategy = two()
+    with strategy.scope():
+        model = Containers()
+    before = objects_in(model)
+    step: Callable[[], Any] = lambda: strategy.run(lambda x: change(model, x), args=(X,))  # noqa: E731
+    if compiled:
+        with pytest.raises(TraceContextError, match="from different trace level"):
+            mr.function(step)()
+    else:
+        verb = "adds" if change in ADDING else "deletes" if change in DELETING else "replaces"
+        with pytest.raises(ContextError, match=rf"a replica in strategy\.run {verb} the \w+ in the attribute"):
+            step()
+    assert objects_in(model) == before
+
+
+@pytest.mark.parametrize("change", [*ADDING, *DELETING, replaced_tuple])
+@pytest.mark.filterwarnings(r"ignore:\s*Using 'Module:DeprecationWarning")
+def test_the_only_replica_of_an_eager_run_changes_its_model(change: Any) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:1])
+    with strategy.scope():
+        model = Containers()
+    before = objects_in(model)
+    strategy.run(lambda x: change(model, x), args=(X,))
+    assert objects_in(model) != before
+
+
+@pytest.mark.filterwarnings(r"ignore:\s*Using 'Module:DeprecationWarning")
+def test_replicas_of_an_eager_run_must_not_append_to_values_that_were_sown_before() -> None:
+    strategy = two()
+    with strategy.scope():
+        model = Containers()
+    sown(model, X)
+    with pytest.raises(
+        ContextError, match=r"an nnx\.Intermediate that holds a tuple[\s\S]*instead of calling Module\.sow"
+    ):
+        strategy.run(lambda x: sown(model, x), args=(X,))
+    assert len(model.hidden.get_value()) == 1
+
+
+def test_each_replica_of_an_eager_run_captures_its_own_values() -> None:
+    strategy = two()
+    with strategy.scope():
+        model = Containers()
+
+    def replica(x: Any) -> Any:
+        _, state = nnx.capture(model, nnx.Intermediate)(x)
+        (value,) = jax.tree.leaves(nnx.as_pure(state))
+        return value
+
+    batch = next(iter(strategy.experimental_distribute_dataset([X])))
+    for _ in range(2):
+        found = strategy.gather(strategy.run(replica, args=(batch,)), axis=0)
+        np.testing.assert_allclose(found, model.layers[0](jnp.asarray(X)), rtol=1e-6)
+
+
+def test_replicas_of_an_eager_run_must_not_wait_for_each_other_while_they_capture() -> None:
+    """The second replica would replace the values of the first one, which waits."""
+    strategy = two()
+    with strategy.scope():
+        model = Containers()
+    waiting = nnx.capture(lambda model, x: model.norm(model(x)), nnx.Intermediate)
+    for _ in range(2):  # What an error leaves in the model does not count.
+        with pytest.raises(
+            ContextError, match=r"replaces the Intermediate[\s\S]*instead of Module\.sow or nnx\.capture"
+        ):
+            strategy.run(lambda x: waiting(model, x), args=(X,))
+    strategy.run(lambda x: nnx.capture(model, nnx.Intermediate)(x), args=(X,))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda made: made.bias.set_value(jnp.ones(1)), lambda made: setattr(made, "bias", nnx.Param(jnp.ones(1)))],
+    ids=["assign", "replace"],
+)
+def test_replicas_of_an_eager_run_must_not_change_what_another_replica_has_made(change: Any) -> None:
+    strategy, made = two(), []
+
+    def replica() -> None:
+        if not made:
+            made.append(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+        change(made[0])
+
+    with pytest.raises(ContextError, match=r"strategy\.run (assigns|replaces)"):
+        strategy.run(replica)
+
+
 def test_replicas_of_an_eager_run_change_models_of_their_own_and_plain_attributes() -> None:
     strategy = two()
     with strategy.scope():

@@ -118,6 +118,15 @@ def test_a_module_of_a_finished_trace_may_be_changed_once_it_is_moved() -> None:
 def test_assignments_to_modules_are_checked_by_methods_that_are_replaced() -> None:
     assert list(inspect.signature(nnx.Pytree._setattr).parameters) == ["self", "name", "value"]
     assert len(inspect.signature(nnx.Pytree._check_valid_context).parameters) == 2
+    assert list(inspect.signature(nnx.Pytree.__delattr__).parameters) == ["self", "name"]
+
+
+def test_capture_sets_an_attribute_of_modules_while_it_runs() -> None:
+    module, found = linear(), []
+    nnx.capture(lambda module: found.append(vars(module).get(private.CAPTURES)), nnx.Intermediate)(module)
+    ((variable,),) = found
+    assert isinstance(variable, nnx.Intermediate), "replicas that wait for each other in nnx.capture mix their values"
+    assert private.CAPTURES not in vars(module)
 
 
 # Random state and results of transforms

@@ -13,6 +13,7 @@ from mirrored._typing import PyTree
 from mirrored.checkpoint.deferred import is_expected, restore_created
 from mirrored.extras import load
 from mirrored.integrations.flax.holding import (
+    DELETED,
     adopt,
     adopt_made_in_scope,
     below_tapes,
@@ -20,7 +21,7 @@ from mirrored.integrations.flax.holding import (
     is_ours,
     name_by_path,
     plain,
-    refuse_replacement,
+    refuse_change,
     renew,
     strategy_of_scope,
     variables_in_state,
@@ -68,6 +69,7 @@ def connect() -> None:
     replace("flax", graphs, "unflatten", _keeping_whole(graphs.unflatten))
     pytree = nnx.Pytree
     replace("flax", pytree, "_setattr", _adopting_attributes(pytree._setattr, pytree._check_valid_context))
+    replace("flax", pytree, "__delattr__", _keeping_attributes(pytree.__delattr__, pytree._check_valid_context))
     replace("flax", pytree, "_check_valid_context", _allowing_own_trace(pytree._check_valid_context))
 
 
@@ -105,7 +107,7 @@ def _adopting_attributes(set_attribute: Callable[..., None], check: Callable[...
     def adopting(self: Pytree, name: str, value: object) -> None:
         renew(self)
         check(self, lambda: f"Cannot mutate '{type(self).__name__}' from different trace level")
-        refuse_replacement(self, name, value)
+        refuse_change(self, name, value)
         set_attribute(self, name, value)
         if ambient().strategies:
             adopt_made_in_scope(value)
@@ -114,6 +116,23 @@ def _adopting_attributes(set_attribute: Callable[..., None], check: Callable[...
             restore_created(value)
 
     return adopting
+
+
+def _keeping_attributes(delete: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
+    """Wraps NNX's `__delattr__` to refuse what a replica or the trace of a compiled function cannot delete.
+
+    In a compiled function the attribute would be deleted only once, when the function is traced.
+    """
+
+    @functools.wraps(delete)
+    def keeping(self: Pytree, name: str) -> None:
+        store = ambient().store
+        if store is not None and store.captures:
+            check(self, lambda: f"Cannot delete {name!r} of '{type(self).__name__}' from different trace level")
+        refuse_change(self, name, DELETED)
+        delete(self, name)
+
+    return keeping
 
 
 def _adopting_modules(from_tree: Callable[..., Any]) -> Callable[..., Any]:

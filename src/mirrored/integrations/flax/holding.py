@@ -6,6 +6,7 @@ The class of the NNX variable, such as `nnx.Param`, decides which kind of `mirro
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable
@@ -29,6 +30,7 @@ from mirrored._typing import Array, HostArray
 from mirrored.errors import ContextError
 from mirrored.extras import load
 from mirrored.integrations.flax.private import (
+    CAPTURES,
     MetricState,
     metadata_of,
     move_to_current_trace,
@@ -79,9 +81,9 @@ def variables_in_state(state: State[Any, Any]) -> list[tuple[tuple[Any, ...], An
 # Trace levels of NNX objects: created in the trace of a compiled function, in an eager run, or neither.
 #
 # NNX stores with each object the trace in which it was created, and rejects changes under another trace. This module
-# adds to that record whether the trace belongs to a compiled function or to an eager run. So an object that a compiled
-# function has flattened can be changed again afterwards, and several replicas cannot change a variable without a
-# strategy one after another.
+# adds to that record whether the trace belongs to a compiled function or to an eager run, and to which of its replicas.
+# So an object that a compiled function has flattened can be changed again afterwards, and several replicas cannot
+# change a module, or a variable without a strategy, one after another.
 
 
 def below_tapes(trace_state: Callable[[], Any]) -> Callable[[], Any]:
@@ -111,6 +113,7 @@ def _marked(state: Any, trace: object) -> Any:
         state.of_function = trace is here.store.base_trace
     elif here.store is not None and here.runner is not None:
         state.run = weakref.ref(here.runner)
+        state.replica = None if here.replica is None else here.replica.local_index
     elif (strategy := strategy_of_scope()) is not None and is_eval(trace):
         state.scope = weakref.ref(strategy)
     return state
@@ -164,42 +167,85 @@ def refuse_per_replica_assignment(variable: NNXVariable[Any]) -> None:
     )
 
 
-def refuse_replacement(module: Pytree, name: str, value: object) -> None:
-    """Raises an error if replicas of an eager `run` replace a variable or module in an attribute of a module.
+def refuse_change(module: Pytree, name: str, value: object) -> None:
+    """Raises an error if replicas of an eager `run` add, replace or delete a variable or module in an attribute.
+
+    Args:
+        module: The module.
+        name: The attribute's name.
+        value: The attribute's new value, or `DELETED`.
 
     Raises:
-        ContextError: The module was not created in this run.
+        ContextError: The module was not created by this replica.
     """
     before = vars(module).get(name)
-    if before is value or not isinstance(before, (nnx.Variable, nnx.Pytree)):
+    if before is value or not _is_shared_by_replicas(trace_of_module(module)):
         return
-    if _is_shared_by_replicas(trace_of_module(module)):
-        kind = type(module).__name__
-        raise ContextError(
-            f"setting {kind}.{name}",
-            found=f"a replica in strategy.run replaces the {type(before).__name__} in the attribute {name!r}",
-            rule="the replicas share one model: each in turn would replace it, and the last one's would stay",
-            remedy="assign the values of variables (model.layer.bias[...] = new), or replace it outside strategy.run",
+    old, new = _first_object(before), _first_object(value)
+    if old is None and new is None:
+        return
+    # Each replica in `nnx.capture` adds and deletes its own, but another one may still have to delete its own.
+    is_capture = name == CAPTURES
+    if is_capture and (value is DELETED or old is None or not _is_of_another_replica(trace_of_variable(old))):
+        return
+    verb = "adds" if old is None else "deletes" if value is DELETED else "replaces"
+    kind, changed = type(module).__name__, type(new if old is None else old).__name__
+    remedy = f"assign the values of variables (model.layer.bias[...] = new), or {verb[:-1]} it outside strategy.run"
+    if old is None or is_capture:
+        remedy = (
+            "return intermediate values from __call__, instead of Module.sow or nnx.capture; "
+            "add variables and layers outside strategy.run"
         )
+    raise ContextError(
+        f"{'deleting' if value is DELETED else 'setting'} {kind}.{name}",
+        found=f"a replica in strategy.run {verb} the {changed} in the attribute {name!r}",
+        rule="the replicas share one model: each in turn would change it, and find the changes of those before it",
+        remedy=remedy,
+    )
+
+
+def _first_object(value: object) -> Any:
+    """Returns the first variable or module in the value of an attribute; None if there is none."""
+    if isinstance(value, dataclasses.Field):  # `nnx.data`
+        value = value.metadata.get("nnx_value")
+    objects = (nnx.Variable, nnx.Pytree)
+    leaves = jax.tree.leaves(value, is_leaf=lambda one: isinstance(one, objects))
+    return next((leaf for leaf in leaves if isinstance(leaf, objects)), None)
 
 
 def _is_shared_by_replicas(made_in: object) -> bool:
-    """Returns whether the caller is one of several replicas of an eager run that share an object of another trace."""
+    """Returns whether the caller is one of several replicas of an eager run, and another one may use the same object.
+
+    Args:
+        made_in: The record of the trace in which the object was created.
+    """
     here = ambient()
     if here.replica is None or here.store is None or here.store.captures or here.replica.num_replicas_in_sync == 1:
         return False
     run = getattr(made_in, "run", None)
-    return run is None or run() is not here.runner
+    return run is None or run() is not here.runner or _is_of_another_replica(made_in)
+
+
+def _is_of_another_replica(made_in: object) -> bool:
+    """Returns whether another replica of this run has created an object."""
+    here = ambient()
+    run = getattr(made_in, "run", None)
+    if here.replica is None or run is None or run() is not here.runner:
+        return False
+    return getattr(made_in, "replica", None) not in (None, here.replica.local_index)
 
 
 def not_one_array_error(variable: NNXVariable[Any]) -> ContextError:
     """Returns the error for a run that would assign an NNX variable whose value is a pytree."""
     kind = type(variable).__name__
+    remedy = f"store one array per nnx.{kind} of a model that is created inside `with strategy.scope():`"
+    if isinstance(variable, nnx.Intermediate):
+        remedy = "return intermediate values from __call__, instead of calling Module.sow"
     return ContextError(
         f"nnx.{kind}.set_value",
         found=f"strategy.run assigns a new value to an nnx.{kind} that holds a {type(held(variable)).__name__}",
         rule="only a variable of the strategy can be assigned in strategy.run, and it holds one array",
-        remedy=f"store one array per nnx.{kind} of a model that is created inside `with strategy.scope():`",
+        remedy=remedy,
     )
 
 
@@ -208,6 +254,9 @@ MIRRORED_KEY: Final = "mirrored_key"
 
 Copies of the variable keep the metadata: the ones that `nnx.grad` makes hold plain keys.
 """
+
+DELETED: Final = object()
+"""The new value of an attribute that is deleted, for `refuse_change`."""
 
 UNSET: Final = object()
 """What `held` returns for an NNX variable that its constructor has not given a content yet."""

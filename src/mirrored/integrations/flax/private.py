@@ -55,6 +55,11 @@ def move_to_current_trace(module: Pytree) -> None:
     object.__setattr__(module, "_pytree__state", type(state)(state.initializing, state.is_setup))
 
 
+# Intermediate values: the attribute in which `nnx.capture` stores variables, and `Module.sow` appends to them.
+
+CAPTURES = "__captures__"
+
+
 # Random state: the functions that replace keys for a while, which `nnx.split_rngs` and `nnx.fork_rngs` call.
 
 random_state: Any = nnx.rnglib
