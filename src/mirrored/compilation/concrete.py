@@ -16,11 +16,13 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import as_array
 from mirrored._jax.inlining import stage
 from mirrored._jax.traces import CaptureTracer, Tracer, canonical_dtype, current_trace
+from mirrored._typing import Leaf
 from mirrored.compilation.input_signature import dtype_of, from_numpy, from_python
 from mirrored.compilation.program import Program
 from mirrored.compilation.static_keys import unchanging
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.ambient import within
+from mirrored.runtime.staged_values import take_values
 from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues
@@ -278,9 +280,10 @@ def as_pure(
             out_leaves, out_tree = structures.flatten(out)
             # An exported program returns values, so a variable in the result is read.
             out_leaves = [leaf.read_value() if isinstance(leaf, Variable) else leaf for leaf in out_leaves]
-        results[:] = [out_tree, *out_leaves]
         arrays_out = [jnp.asarray(leaf) for leaf in out_leaves if _is_exported_array(leaf)]
-        return [*(jnp.asarray(value) for _, value in store.staged.values()), *arrays_out]
+        # Not the tracers, which are invalid after the trace: `jax.checking_leaks` would report them.
+        results[:] = [out_tree, *map(_described, out_leaves)]
+        return [*take_values(store.staged), *arrays_out]
 
     with caches.fresh():
         staged = stage(flat, [leaves[place] for place in dynamic]).with_own_constants()
@@ -295,13 +298,16 @@ def as_pure(
         result: list[Any] = staged([one if at is None else state[at] for at, one in pairs], operands)
         return result
 
-    described = [jax.ShapeDtypeStruct(one.shape, one.dtype) if _is_exported_array(one) else one for one in out_leaves]
     assigns = tuple(variable for variable, _ in store.staged.values())
-    return Pure(call, reads, assigns, out_tree.unflatten(described))
+    return Pure(call, reads, assigns, out_tree.unflatten(out_leaves))
 
 
 def _is_exported_array(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+
+
+def _described(leaf: Leaf) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_exported_array(leaf) else leaf
 
 
 def _check(store: FunctionStore, constants: Sequence[Any], out_leaves: Sequence[Any], called: str) -> None:

@@ -44,7 +44,7 @@ from mirrored.compilation.scan import Scan
 from mirrored.compilation.signature import Arguments, is_leaf
 from mirrored.runtime.ambient import ambient, announce_read, announce_reassignment, within
 from mirrored.runtime.component_reads import announced_components
-from mirrored.runtime.staged_values import Bookkeeping
+from mirrored.runtime.staged_values import Bookkeeping, take_values
 from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables.creation import supply_values, withheld
@@ -153,7 +153,7 @@ class Program:
                 out = function(*args, **kwargs)
             leaves, self._out_treedef = tree_flatten(out, is_leaf)
             flat_out = [array for leaf in leaves if (array := self._take_result(leaf)) is not None]
-            return [*(jnp.asarray(value) for _, value in self._store.staged.values()), *flat_out]
+            return [*take_values(self._store.staged), *flat_out]
 
         with caches.fresh():
             return stage(flat, self._arguments.shapes()).with_own_constants()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from mirrored.runtime.ambient import ReadableVariable
+
+K = TypeVar("K")
 
 
 class VariableLike(ReadableVariable, Protocol):
@@ -93,6 +95,17 @@ class Held(NamedTuple):
     value: Any
 
 
+def take_values(staged: dict[K, Held]) -> list[Any]:
+    """Returns the values that a traced function has assigned, as arrays, and replaces them in `staged` by None.
+
+    It is called at the end of the trace, after which they are invalid. `jax.checking_leaks` reports tracers to which
+    something refers then.
+    """
+    values = [jnp.asarray(held.value) for held in staged.values()]
+    staged.update({key: Held(held.variable, None) for key, held in staged.items()})
+    return values
+
+
 @dataclasses.dataclass
 class StagedAssignment(Bookkeeping):
     """The uncommitted values that the local replicas of a `run` have assigned to one variable.
@@ -112,6 +125,10 @@ class StagedAssignment(Bookkeeping):
     where: list[str]
     whole: Any = None
     is_update: bool = False
+
+    def without_values(self) -> StagedAssignment:
+        """Returns a copy of this assignment that refers to no values, for use after the trace of the run."""
+        return dataclasses.replace(self, locals=[None] * len(self.locals), whole=None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,11 @@ class BodyOutputs(NamedTuple):
         return BodyOutputs(*sections)
 
     @property
+    def without_values(self) -> BodyOutputs:
+        """The same sections with None in place of the outputs, for `split` after the trace, when these are invalid."""
+        return self.split([None] * len(self.flat()))
+
+    @property
     def of_program(self) -> BodyOutputs:
         """The outputs that the compiled run returns: results and assigned values, but not the outputs for checks."""
         return BodyOutputs(self.results, self.assigned)

@@ -83,8 +83,9 @@ class _ResultLeaf:
 class _Run:
     """One call of `Strategy.run` that is being added to the compiled function around it.
 
-    Attributes set while the body is traced: `_out_treedef` and `_leaves` (the result), `_assigned` (the assignments)
-    and `_outputs` (what the body returns for them and for the checks).
+    Attributes set while the body is traced: `_out_treedef` and `_leaves` (the result), `_assigned` (the assignments),
+    `_outputs` (what the body returns for them and for the checks), `_enclosed` (what it returns for merges) and
+    `_differs_eagerly`. They refer to no value of the trace, which has ended when they are used.
     """
 
     def __init__(self, strategy: Strategy, specs: OutSpecs) -> None:
@@ -98,6 +99,8 @@ class _Run:
         self._leaves: list[_ResultLeaf] = []
         self._assigned: list[StagedAssignment] = []
         self._outputs: BodyOutputs
+        self._enclosed: list[tuple[str, str]] = []
+        self._differs_eagerly: list[bool] = []
         here = ambient()
         assert here.store is not None
         self._outer_store = here.store
@@ -202,16 +205,22 @@ class _Run:
         columns, self._out_treedef = structures.transpose(results, "Strategy.run")
         declared = self._specs.replicated(results[0])
         self._leaves = [self._leaf(column, is_declared) for column, is_declared in zip(columns, declared, strict=True)]
-        self._assigned = list(runner.store.staged.values())
-        self._outputs = BodyOutputs(
+        staged = list(runner.store.staged.values())
+        enclosed = runner.enclosed()
+        outputs = BodyOutputs(
             results=[column for column, leaf in zip(columns, self._leaves, strict=True) if leaf.is_array],
-            assigned=[[runner.store.local(entry.variable, k) for k in range(self._local)] for entry in self._assigned],
+            assigned=[[runner.store.local(entry.variable, k) for k in range(self._local)] for entry in staged],
             gradients=[row for summed in runner.summed for row in summed.rows],
-            enclosed=[[array for *_, array in replicas] for replicas in runner.enclosed()],
+            enclosed=[[array for *_, array in replicas] for replicas in enclosed],
             joined=[read.locals for read in runner.store.joined],
             unchanged=[[value, own] for value, own, _ in runner.unchanged],
         )
-        return [arrays.as_array(leaf) for leaf in self._outputs.flat()]
+        self._outputs = outputs.without_values
+        self._assigned = [entry.without_values() for entry in staged]
+        self._enclosed = [(called, name) for (called, name, _), *_ in enclosed]
+        self._differs_eagerly = [self._is_assigned_per_replica_eagerly(entry) for entry in staged]
+        runner.forget_values()
+        return [arrays.as_array(leaf) for leaf in outputs.flat()]
 
     def _leaf(self, column: Sequence[Any], is_declared: bool) -> _ResultLeaf:
         """Returns how the run returns one pytree leaf: as a static object, replicated array or per-replica value."""
@@ -252,9 +261,8 @@ class _Run:
     def _check_merges(self, body: Staged, analysis: ReplicationCheck) -> None:
         """Raises an error if arrays or variables that a `merge_call` function uses may differ between replicas."""
         outputs = self._outputs.split(body.jaxpr.outvars)
-        for replicas, atoms in zip(self._runner.enclosed(), outputs.enclosed, strict=True):
+        for (called, name), atoms in zip(self._enclosed, outputs.enclosed, strict=True):
             if not analysis.same(atoms):
-                called, name, _ = replicas[0]
                 raise merged_differently_error(called, name, analysis.explain(atoms))
         for read, atoms in zip(self._runner.store.joined, outputs.joined, strict=True):
             if not analysis.same(atoms):
@@ -288,12 +296,12 @@ class _Run:
         """
         outputs = outputs.split(body.jaxpr.outvars)
         analysis.check_collectives()
-        for entry, atoms in zip(self._assigned, outputs.assigned, strict=True):
+        for entry, atoms, differs in zip(self._assigned, outputs.assigned, self._differs_eagerly, strict=True):
             if entry.variable.per_replica or self._is_repeated:
                 continue
             if not analysis.same(atoms):
                 raise would_differ_error(entry.variable, entry.where, _how(analysis, atoms))
-            if self._is_assigned_per_replica_eagerly(entry) and self._reads(body, entry.variable):
+            if differs and self._reads(body, entry.variable):
                 warn_of_assignment_per_replica(entry.variable, entry.where, self._device_assignment.num_replicas)
         returned = [(place, leaf) for place, leaf in enumerate(self._leaves) if leaf.is_array]
         for (place, leaf), atoms in zip(returned, outputs.results, strict=True):

@@ -34,6 +34,7 @@ from mirrored.runtime.staged_values import StagedAssignment
 from mirrored.runtime.variable_store import ReplicaStore
 from mirrored.strategies.checks import OutSpecs, as_array, checked_components
 from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.copies import Copies
 from mirrored.strategies.eager_equality import bits_of, check_equal_bits, is_number, one_type, shared_by_workers
 from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
@@ -50,9 +51,8 @@ if TYPE_CHECKING:
 _DATA: Final = (bool, int, float, complex, jax.Array, np.ndarray, np.generic)
 
 # Provenance in eager runs: a leaf of the result is one plain value if all replicas return the same Python object, else
-# a `PerReplica`. The arguments of `merge_call` are combined by the same rule. Three tables, by id, contain the
-# exceptions; they keep their objects alive, so that no id is reused.
-# - `_outer_by_copy`: a replica gets a copy of an array that is given to all replicas (an argument of `run`, a result of
+# a `PerReplica`. The arguments of `merge_call` are combined by the same rule. Three tables contain the exceptions.
+# - `_copies`: a replica gets a copy of an array that is given to all replicas (an argument of `run`, a result of
 #   `merge_call`) if a tape tracks the array, or if it is committed to several devices or to another one. If all
 #   replicas return copies of one original, the leaf is the original. If a tape in the replica records the
 #   `merge_call`, the replica gets a box of its own, which is in no table: the leaf is a `PerReplica`. (An original
@@ -122,8 +122,8 @@ class EagerRunner(ReplicaRunner):
         self.outer_listeners = ambient().listeners
         self.store = EagerReplicaStore(self)
         self._lockstep = LockStep("Strategy.run")
-        self._outer_by_copy: dict[int, tuple[Any, Any]] = {}
-        self._separated: dict[int, Any] = {}
+        self._copies = Copies()
+        self._separated = weakref.WeakValueDictionary[int, Any]()  # not the tracers of a merge after their trace
         self._outer: dict[int, Any] = {}
         self._spans = self.device_assignment.spans_processes
         self.has_outer_numbers = self._uneven = False
@@ -314,7 +314,7 @@ class EagerRunner(ReplicaRunner):
         return [gather_across(components, axis, self.device_assignment) for components in arrays]
 
     def group(self, components: Sequence[Any]) -> Any:
-        wholes = [self._outer_by_copy.get(id(component), (None, None))[1] for component in components]
+        wholes = [self._copies.original(component) for component in components]
         if wholes[0] is not None and structures.identical(wholes) and id(components[0]) not in self._separated:
             return wholes[0]
         value = PerReplica.of_components(self._movable(components), self.device_assignment)
@@ -353,7 +353,7 @@ class EagerRunner(ReplicaRunner):
             return value
         moved = self._moved(value, self._device_of(local))
         if moved is not value:
-            self._outer_by_copy[id(moved)] = (moved, value)
+            self._copies.note(moved, value)
         return moved
 
     def components_each(self, value: object) -> list[Any]:

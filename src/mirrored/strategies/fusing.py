@@ -53,8 +53,7 @@ def fuse(body: Staged, runner: TracingRunner, axes: Sequence[tuple[str, int]]) -
     """
     avals: list[Any] = [var.aval for var in body.jaxpr.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    fused = _Body(runner)
-    return stage(lambda *inputs: fused.run(body.jaxpr, body.constants, inputs), shapes, axes=axes)
+    return stage(lambda *inputs: _Body(runner).run(body.jaxpr, body.constants, inputs), shapes, axes=axes)
 
 
 class _Body:

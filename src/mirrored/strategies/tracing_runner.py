@@ -112,6 +112,19 @@ class TracingRunner(ReplicaRunner):
         columns = zip(*self._enclosed, strict=True)
         return [column for column in columns if any(isinstance(array, Tracer) for *_, array in column)]
 
+    def forget_values(self) -> None:
+        """Drops the values of the trace, which ends: they are invalid then. Names, lines, errors and numbers remain.
+
+        `jax.checking_leaks` reports tracers to which something refers after their trace.
+        """
+        self._called, self.replica_ids = (lambda: None, (), {}), None
+        self._merged.clear()
+        self._enclosed = [[] for _ in range(self.num_local)]
+        self.summed = [summed._replace(rows=[[None] * len(row) for row in summed.rows]) for summed in self.summed]
+        self.unchanged[:] = [(None, None, error) for _, _, error in self.unchanged]
+        self.store.staged = {key: entry.without_values() for key, entry in self.store.staged.items()}
+        self.store.joined = [entry.without_values() for entry in self.store.joined]
+
     def trace_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Traces ``fn`` once per replica of a device, synchronised at collectives; returns one result per replica."""
 

@@ -95,8 +95,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
     def mark_stale(self, functions: list[Any]) -> None:
         """Registers functions whose cached JAX traces must be evicted, because the traces hold a tracked array.
 
-        A stand-in of the array's box is a constant of the traces. `_forget_stale` evicts the traces before the next
-        primitive runs, or when the tape stops recording.
+        A stand-in of its box is their constant. `_forget_stale` evicts them before the next primitive, or at the end.
         """
         self._stale += functions
 
@@ -192,8 +191,9 @@ class TapeTrace(Trace):  # type: ignore[misc]
         result: list[Any] = []
 
         def bind(*arrays: Any) -> list[Any]:
-            result[:] = [primitive.bind(*arrays, subfuns=(function,), **params)]
-            return list(result[0])
+            outs = primitive.bind(*arrays, subfuns=(function,), **params)
+            result[:] = [outs.update([None] * len(outs))]  # not the tracers, which are invalid after the trace
+            return list(outs)
 
         values, _, _ = self.split_operands(args)
         with self.as_current():

@@ -24,6 +24,7 @@ from mirrored.tf._autograph.state import (
     is_undefined,
     type_mismatch_error,
     uniform,
+    with_stand_ins,
     zeros_like,
 )
 from mirrored.tf._autograph.truth import truth
@@ -135,8 +136,9 @@ def _one_of(operator: str, value: Operand, second: Callable[[], Any]) -> Any:
 
 def _keeping(branch: Callable[[], Any], found: list[Any]) -> Callable[[], list[jax.Array]]:
     def run() -> list[jax.Array]:
-        found.append(uniform(branch()))
-        return Parts.of(found[0]).tensors
+        result = uniform(branch())
+        found.append(with_stand_ins(result))
+        return Parts.of(result).tensors
 
     return run
 
@@ -158,7 +160,9 @@ def _traced(
             values.update(zip(names, uniform(get_state()[: len(names)]), strict=True))
             set_state(before)
             values.update((place, uniform(value)) for place, value in changes.found().items())
-        return Parts.of(tuple(values.values())).tensors
+        tensors = Parts.of(tuple(values.values())).tensors
+        values.update((key, with_stand_ins(value)) for key, value in values.items())
+        return tensors
 
     set_state(before)
     try:

@@ -28,6 +28,7 @@ from mirrored.tf._autograph.state import (
     is_same,
     is_undefined,
     type_mismatch_error,
+    with_stand_ins,
     zeros_like,
 )
 from mirrored.tf._autograph.truth import truth
@@ -343,6 +344,7 @@ class _Attempt:
                 self._after = self._variables.get()
                 results = self._results()
                 self._variables.set(self._start)
+                self._after = with_stand_ins(self._after)
                 found = changes.found()
                 Parts.of(tuple(found.values()))  # a TensorArray among them counts as used
                 self.changed = [one for one in found if not self._variables.is_known(one)]
@@ -353,6 +355,7 @@ class _Attempt:
             with recording(body) as changes:  # the condition need not refer to what the body changes
                 self._variables.set(self.parts.filled(tensors))
                 result = as_tensor(test())
+                self._variables.set(self._start)
                 changes.found()
             return result
 

@@ -17,6 +17,7 @@ from mirrored._blocks import contextmanager
 from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._ops.blocks import stand_in
 from mirrored.tf._static import StaticTensor
 from mirrored.tf._tensors import as_tensor
 
@@ -104,6 +105,14 @@ def uniform(value: PyTree) -> Any:
         return hasattr(type(one), "__uniform__")
 
     return tree_map(lambda one: one.__uniform__() if is_array(one) else one, value, is_leaf=is_array)
+
+
+def with_stand_ins(value: PyTree) -> Any:
+    """Returns a pytree with placeholders (`stand_in`) for the tensors of the block that is being traced."""
+    parts = Parts.of(value)
+    leaves = [stand_in(leaf) for leaf in parts.leaves]
+    same = all(one is two for one, two in zip(leaves, parts.leaves, strict=True))
+    return value if same else parts.treedef.unflatten(leaves)
 
 
 def zeros_like(value: PyTree) -> Any:

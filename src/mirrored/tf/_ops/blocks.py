@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.inlining import Staged, stage
-from mirrored._jax.traces import CaptureTracer, current_trace, trace_below_tapes
+from mirrored._jax.traces import CaptureTracer, belongs_to, current_trace, trace_below_tapes
+from mirrored._typing import Leaf
 from mirrored.runtime.ambient import ambient, announce_read, within
-from mirrored.runtime.staged_values import Bookkeeping, Held, VariableLike, read_assigned
+from mirrored.runtime.staged_values import Bookkeeping, Held, VariableLike, read_assigned, take_values
 from mirrored.runtime.variable_store import VariableStore, is_under_tape
 
 # A variable's id, and the local replica that reads or assigns its component; None for a variable as a whole.
@@ -175,6 +175,18 @@ def _entered(constant: object, entries: Mapping[Key, Any]) -> Any:
     return entries.get(source.key, constant) if isinstance(source, _Entry) else constant
 
 
+def stand_in(leaf: Leaf) -> Any:
+    """Returns a placeholder with the shape and dtype of a tensor that the traced block has computed.
+
+    Code that compares the results of blocks after their traces keeps placeholders: the tensors are invalid then, and
+    `jax.checking_leaks` reports those to which something refers. Other values, such as tensors from outside of the
+    block, are returned unchanged.
+    """
+    if not belongs_to(leaf, trace_below_tapes(current_trace())):
+        return leaf
+    return CaptureTracer(leaf.shape, leaf.dtype, "a result of a branch or loop body", weak_type=leaf.weak_type)
+
+
 def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = ()) -> Block:
     """Traces a branch or loop body, and records which variables it reads and assigns.
 
@@ -192,8 +204,7 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
             store.base_trace = trace_below_tapes(current_trace())
         results = list(function(*arrays))
         count = len(results)
-        assigned = [] if store is None else [jnp.asarray(held.value) for held in store.staged.values()]
-        return [*results, *assigned]
+        return [*results, *([] if store is None else take_values(store.staged))]
 
     shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in inputs]
     if store is None:

@@ -25,7 +25,7 @@ from mirrored.runtime.overlay_store import collecting_assignments
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
-from mirrored.tf._ops.blocks import choose, trace_block
+from mirrored.tf._ops.blocks import choose, stand_in, trace_block
 from mirrored.tf._ops.loops import Loop, LoopMismatch, unroll
 from mirrored.tf._ops.tensor_array import GrowingArrayError, TensorArray, refuse_growth
 from mirrored.tf._static import static_int
@@ -52,6 +52,11 @@ def _refilled(structure: PyTree, tensors: Sequence[jax.Array]) -> Any:
     iterator = iter(tensors)
     filled = [jax.tree.map(lambda _: next(iterator), _state(one)) for one in flatten(structure)]
     return pack_sequence_as(structure, filled)
+
+
+def _with_stand_ins(structure: PyTree) -> Any:
+    """Replaces the tensors of the traced block in its result by placeholders (`stand_in`)."""
+    return pack_sequence_as(structure, [jax.tree.map(stand_in, one) for one in flatten(structure)])
 
 
 def _is_grown(before: object, after: object) -> bool:
@@ -94,7 +99,7 @@ def _traced_branches(called: str, index: jax.Array, branches: Sequence[Callable[
     def flat(branch: Callable[[], Any]) -> Callable[[], list[jax.Array]]:
         def run() -> list[jax.Array]:
             result = branch()
-            structures.append(result)
+            structures.append(_with_stand_ins(result))
             return _tensors_of(result)
 
         return run
@@ -277,9 +282,10 @@ def _traced_loop(test: Callable[..., Any], body: Callable[..., Any], loop_vars: 
 
     def step(flat: Sequence[jax.Array]) -> Sequence[jax.Array]:
         nonlocal after
-        after = _packed_like(loop_vars, body(*_refilled(loop_vars, flat)))
+        result = _packed_like(loop_vars, body(*_refilled(loop_vars, flat)))
+        after = _with_stand_ins(result)
         grows = any(_is_grown(one, other) for one, other in zip(flatten(loop_vars), flatten(after), strict=False))
-        return flat if grows else _tensors_of(after)  # `flat` is ignored: the body is traced again
+        return flat if grows else _tensors_of(result)  # `flat` is ignored: the body is traced again
 
     try:
         loop = Loop.traced(_tensors_of(loop_vars), step, holds)

@@ -22,7 +22,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, OutOfRangeError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
-from mirrored.tf._ops.blocks import BlockStore
+from mirrored.tf._ops.blocks import BlockStore, stand_in
 from mirrored.tf._ops.loops import scan_rows
 from mirrored.tf._ops.random_streams import DrewUnderTransform
 from mirrored.tf._table import op
@@ -138,8 +138,9 @@ def _scanned(step: Callable[[Any, Any], tuple[Any, Any]], start: PyTree, elems: 
     def flat(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         after, result = step(pack_sequence_as(start, carry), pack_sequence_as(elems, row))
         assert_same_structure(start, after)
-        structures[:] = [_all_tensors(result)]
-        return flatten(_all_tensors(after)), flatten(structures[0])
+        tensors = [as_tensor(one) for one in flatten(result)]
+        structures[:] = [pack_sequence_as(result, [stand_in(one) for one in tensors])]
+        return flatten(_all_tensors(after)), tensors
 
     rows = [as_tensor(one) for one in flatten(elems)]
     final, results = scan_rows(flat, [as_tensor(one) for one in flatten(start)], rows)
