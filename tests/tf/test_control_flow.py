@@ -563,3 +563,58 @@ def test_the_assertions_of_a_compiled_condition_are_checked(caplog: pytest.LogCa
     assert tf.function(lambda: tf.while_loop(test, lambda i: (i + 1,), [tf.constant(0)])[0])() == 2
     jax.effects_barrier()
     assert caplog.text.count("too far") == 1
+
+
+def _assigned_then_read(v: Any, helper: Any, x: Any) -> Any:
+    v.assign_add(1.0)
+    return helper(x) + helper(x * 2.0)
+
+
+def _read_around_assignments(v: Any, helper: Any, x: Any) -> Any:
+    before = helper(x)
+    v.assign_add(1.0)
+    between = helper(x)
+    v.assign_add(1.0)
+    return before + 2.0 * between + 3.0 * helper(x)
+
+
+def _assigned_in_a_nested_block(v: Any, helper: Any, x: Any) -> Any:
+    def inner(x: Any) -> Any:
+        v.assign_add(1.0)
+        return helper(x)
+
+    return helper(x) + tf.recompute_grad(inner)(x) * helper(x)
+
+
+def _assigned_under_a_tape(v: Any, helper: Any, x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        v.assign_add(1.0)
+        y = helper(x)
+    return tape.gradient(y, x) + helper(x)
+
+
+@pytest.mark.parametrize("devices", [0, 1, 2], ids=lambda devices: f"run on {devices}" if devices else "no run")
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+@pytest.mark.parametrize(
+    "block", [_assigned_then_read, _read_around_assignments, _assigned_in_a_nested_block, _assigned_under_a_tape]
+)
+def test_a_jitted_function_reads_what_a_recomputed_function_has_assigned(block: Any, wrap: Any, devices: int) -> None:
+    """JAX reused its trace: with the value from before, silently, or with an `UnexpectedTracerError`."""
+    strategy = tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(max(devices, 1))], num_replicas=2)
+    found = []
+    for jit in (lambda f: f, jax.jit):
+        with strategy.scope():
+            v = tf.Variable(1.5)
+        recomputed = tf.recompute_grad(functools.partial(block, v, jit(lambda x, v=v: tf.sin(x * v))))
+
+        def step(v: Any = v, recomputed: Any = recomputed) -> Any:
+            with tf.GradientTape() as tape:
+                y = recomputed(tf.constant(2.0))
+            return y, tape.gradient(y, v)
+
+        run = wrap(functools.partial(strategy.run, step) if devices else step)
+        results = [np.concatenate([np.ravel(one) for one in jax.tree.leaves(run())]) for _ in range(3)]
+        found.append([results, float(v.read_value())])
+    np.testing.assert_allclose(*(values for values, _ in found), rtol=1e-5)
+    assert found[0][1] == found[1][1]

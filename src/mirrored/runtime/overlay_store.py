@@ -15,12 +15,14 @@ of a read that follows an assignment flows to the variable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
 
 from mirrored._blocks import contextmanager
+from mirrored._jax import caches
 from mirrored._jax.placement import movable
 from mirrored._jax.traces import current_trace, is_eval_below
 from mirrored.errors import TransformError
@@ -207,8 +209,28 @@ class RecomputingStore(OverlayStore):
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        with super().current(), within(listeners=(self, *ambient().listeners)):
+        with super().current(), within(listeners=(self, *ambient().listeners)), ExitStack() as self._isolation:
             yield
+
+    def on_write(self, variables: Sequence[ReadableVariable]) -> None:
+        """Makes JAX retrace jitted functions that have captured the old value of an assigned variable."""
+        super().on_write(variables)
+        self._isolate()
+
+    def flush(self, values: Sequence[Any]) -> None:
+        super().flush(values)
+        if values:
+            caches.renew()  # jitted functions have captured tracers of this function
+            if isinstance(self._below, RecomputingStore):
+                self._below._isolate()
+
+    def _isolate(self) -> None:
+        """Makes JAX retrace, and not keep, jitted functions that are called in the rest of the function.
+
+        One that reads an assigned variable closes over a tracer of this function, which is invalid in the next call.
+        """
+        if not isinstance(caches.current(), tuple):  # a token of `caches.fresh`, as in every compiled function
+            self._isolation.enter_context(caches.fresh())
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
         if not any(key[0] == id(variable) for key in self._staged):
