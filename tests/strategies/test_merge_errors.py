@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.errors import LossScaleWarning, MergeError, StructureError, VariableError
+from mirrored.errors import DeviceError, LossScaleWarning, MergeError, StructureError, VariableError
 from mirrored.runtime.variable_store import FunctionStore
 
 ways = pytest.mark.ways(replicas=(1, 4))
@@ -417,3 +417,37 @@ def test_an_update_that_fails_after_a_merge_is_undone_on_every_replica(way):
     for result in results:
         assert [float(one) for one in way.strategy.experimental_local_results(result)] == [0.0] * way.num_replicas
     assert [float(a), float(merged), int(optimizer.iterations)] == [5.0, 0.0, 0]
+
+
+@pytest.mark.parametrize("kind", ["result of a reduction", "replicated array", "component"])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_merge_under_an_eager_tape_explains_arrays_on_other_devices(kind: str, replicas: int) -> None:
+    """The function computes on the device of the first replica; JAX raised its error about incompatible devices."""
+    strategy = mr.MirroredStrategy(["cpu:0", "cpu:1"], num_replicas=replicas)
+    x = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.float32(2 + context.replica_id_in_sync_group)
+    )
+    outer = strategy.reduce("SUM", x, axis=None)
+    if kind == "replicated array":
+        mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+        outer = jax.device_put(outer, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    with strategy.scope():
+        w = mr.Variable(1.5)
+
+    def step(outer: Any) -> Any:
+        def merged(strategy: Any, value: Any) -> Any:
+            other = strategy.experimental_local_results(value)[-1] if kind == "component" else outer
+            return strategy.reduce("SUM", value, axis=None) * other
+
+        def body(value: Any) -> Any:
+            with mr.GradientTape() as tape:
+                y = mr.get_replica_context().merge_call(merged, args=(value * w,))
+            return tape.gradient(y, w)
+
+        return lambda: strategy.run(body, args=(x,))
+
+    with pytest.raises(DeviceError, match=r"merge_call\(merged\): the function combines arrays on different devices"):
+        step(outer)()
+    if kind != "component":
+        results = strategy.experimental_local_results(step(np.asarray(outer))())
+        np.testing.assert_allclose(results, mr.function(step(outer))().values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mirrored._blocks import contextmanager
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.local_collectives import register_eager_implementations, replica_gather, replica_sum
 from mirrored._jax.trees import Structure
 from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
-from mirrored.errors import MergeError, TapeError
+from mirrored.errors import DeviceError, MergeError, MirroredError, TapeError
 from mirrored.runtime.ambient import ReadListener, ambient, within
 from mirrored.runtime.entry_point import EagerlyWithin
 from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
@@ -274,7 +275,9 @@ def call_merged(
             merged_args, merged_kwargs = _merged_arguments(
                 runner, payloads, functools.partial(group, runner), is_taped=is_taped
             )
-            leaves, treedef = structures.flatten(merge_fn(context.strategy, *merged_args, **merged_kwargs))
+            with _explaining_devices(name):
+                result = merge_fn(context.strategy, *merged_args, **merged_kwargs)
+            leaves, treedef = structures.flatten(result)
             if probe is not None:
                 _check_gradients(name, probe, leaves)
         columns = [components(runner, leaf) for leaf in leaves]
@@ -287,6 +290,28 @@ def call_merged(
     merge = Merge(name, run, given=given, enclosed=enclosed_by(name, key, runner.outer_listeners))
     *arrays, rest = run_merge(merge, _payload(*structures.flatten((args, kwargs))))
     return rest.restored(arrays)
+
+
+@contextmanager
+def _explaining_devices(called: str) -> Iterator[None]:
+    """Context manager that converts JAX's error about arrays on different devices to ours.
+
+    Without a tape, reduced values are on all devices of an eager run; with one, on the first replica's device. A
+    compiled program has no such error.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, MirroredError) or "incompatible devices" not in str(error):
+            raise
+        raise DeviceError(
+            called,
+            found=f"the function combines arrays on different devices: {str(error).splitlines()[0]}",
+            rule="in an eager run, reduced values are on all devices of the strategy, or under a tape on "
+            "the device of the first replica; components of per-replica values are on those of their replicas",
+            remedy="convert an array from outside of the run to a NumPy array: np.asarray(x); reduce or gather "
+            "per-replica values (strategy.reduce, strategy.gather); or compile the step with mirrored.function",
+        ) from error
 
 
 def _merged_arguments(
