@@ -206,3 +206,80 @@ def test_gradient_penalty():
         penalty = penalty_of(inner.gradient(y, x))
     expected = jax.grad(lambda w: penalty_of(jax.grad(lambda x: jnp.sum(jnp.tanh(x @ w)))(x)))(w)
     np.testing.assert_allclose(outer.gradient(penalty, w), expected, rtol=1e-5, atol=1e-7)
+
+
+# A tape that a traced function opens, inside the block of another tape.
+
+TRANSFORMS = {
+    "none": lambda function: function,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "jit of checkpoint": lambda function: jax.jit(jax.checkpoint(function)),
+    "vmap": lambda function: lambda x: jax.vmap(function)(x[None])[0],
+    "map": lambda function: lambda x: jax.lax.map(function, x[None])[0],
+    "scan": lambda function: lambda x: jax.lax.scan(lambda c, row: (c + function(row), None), 0.0, x[None])[0],
+    "cond": lambda function: lambda x: jax.lax.cond(x > 0.0, function, lambda x: x, x),
+    "fori_loop": lambda function: lambda x: jax.lax.fori_loop(0, 1, lambda i, c: c + function(x), 0.0),
+}
+
+
+def slope(w, x, how):
+    """The derivative of sin(x w) by `x`, or by the variable `w`; or no derivative, but the read in the inner block."""
+    with GradientTape(persistent=True, watch_accessed_variables=how != "not watched") as inner:
+        inner.watch(x)
+        if how == "explicit":
+            inner.watch(w)
+        if how == "paused":
+            with inner.stop_recording():
+                value = w.read_value()
+        elif how == "jitted":
+            value = jax.jit(lambda x: w + 0.0 * x)(x)
+        else:
+            value = w
+        y = jnp.sin(x * value)
+    if how == "value":
+        return y
+    gradient = inner.gradient(y, w if how in ("by variable", "explicit", "jitted") else x)
+    return jnp.float32(-100.0) if gradient is None else gradient
+
+
+def plain_slope(w, x, how):
+    y = lambda w, x: jnp.sin(x * w)  # noqa: E731
+    if how == "value":
+        return y(w, x)
+    return jax.grad(y, 0 if how in ("by variable", "explicit", "jitted") else 1)(w, x)
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.first(4)
+@pytest.mark.parametrize("transform", list(TRANSFORMS))
+@pytest.mark.parametrize("how", ["by array", "by variable", "explicit", "value", "paused", "jitted", "not watched"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("replicas", [0, 1, 2])
+def test_two_tapes_of_which_a_traced_function_opens_the_inner_one(transform, how, compiled, replicas):
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas]) if replicas else None
+    if strategy is None:
+        w = mr.Variable(2.0)
+    else:
+        with strategy.scope():
+            w = mr.Variable(2.0)
+    x = jnp.float32(0.3)
+    helper = TRANSFORMS[transform](lambda x: slope(w, x, how))
+
+    def step(x):
+        with GradientTape() as outer:
+            value = helper(x)
+            loss = w * value
+        return value, outer.gradient(loss, w)
+
+    run = step if strategy is None else lambda x: strategy.run(step, args=(x,))
+    if compiled:
+        run = mr.function(run)
+    for number in (2.0, 3.0):  # the second call takes JAX's cached trace
+        w.assign(number)
+        results = jax.tree.leaves(run(x), is_leaf=lambda one: isinstance(one, mr.PerReplica))
+        expected = plain_slope(number, x, how), jax.grad(lambda w: w * plain_slope(w, x, how))(number)
+        for result, right in zip(results, expected, strict=True):
+            parts = [result] if strategy is None else strategy.experimental_local_results(result)
+            for part in parts:
+                np.testing.assert_allclose(part, right, rtol=1e-5)

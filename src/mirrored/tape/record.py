@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.boxes import Box, another_object
+from mirrored._jax.boxes import STAND_INS, Box, another_object
 from mirrored._jax.inlining import JaxprProgram, program_of
 from mirrored._jax.jaxprs import aval_of, is_inexact, zero_tangent
 from mirrored._jax.traces import ShapedArray, Tracer, another_tracer
 from mirrored.analysis.dataflow import reached_results
-from mirrored.runtime.ambient import ambient
+from mirrored.runtime.ambient import ambient, is_tracked
 from mirrored.tape.no_derivative import Key, NoDerivative, closed_over, not_derived
 from mirrored.tape.operation import Flat, Operation, Rule, linearize
 
@@ -403,10 +403,10 @@ class Recorder:
             return earlier.value
         key = new_key()
         if isinstance(value, Tracer):
-            # The program may also use this tracer as a value that it has assigned or read outside of the tape, which is
-            # a constant. So the read returns another object: under an outer tape a copy, which that tape records.
-            own = None if type(owner.parent) is type(owner) else another_tracer(value)
-            if own is None:
+            # The program may use this tracer outside of the tape, too, where it is a constant. So the read returns
+            # another object: a copy if an outer tape records operations on the value.
+            is_of_outer = type(owner.parent) is type(owner) or type(value) in STAND_INS or is_tracked(value)
+            if is_of_outer or (own := another_tracer(value)) is None:
                 own = owner.copied(value)
             if is_nested:
                 self.reads[id(value)] = Read(variable, own, value)

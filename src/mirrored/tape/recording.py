@@ -236,8 +236,8 @@ class Recording:
         JAX may keep the jaxpr of a nested function that is traced under an eager tape, and reuse it in later calls. The
         read then returns a `ReadTracer`, which each call resolves to the current value of the variable.
         """
-        if type(value) in STAND_INS:
-            return value
+        if type(value) in STAND_INS and not self._is_staged():
+            return value  # each call of the function resolves it under this tape, too
         recorder = self._trace.recorder
         staging = is_staging_above(current_trace(), self._trace)
         if staging is None and recorder is not None:
@@ -254,6 +254,10 @@ class Recording:
         if recorder.watches(variable):
             return recorder.read(variable, value, self._trace, is_nested=bool(staging))
         return recorder.untracked(value, self._trace)
+
+    def _is_staged(self) -> bool:
+        """Returns whether JAX is tracing the function that has opened this tape."""
+        return any(is_staging(trace) for trace in _with_parents(self._trace.parent))
 
     def _is_traced_for_later(self) -> bool | None:
         """Returns whether JAX is tracing a function that it will cache and call outside of this tape's trace.
