@@ -88,7 +88,9 @@ def custom_gradient(function: F) -> F:
     TensorFlow: `tf.custom_gradient`. The custom gradient also applies under `jax.grad` and inside a nested `jit` or
     `lax.scan`, if the function reads no variables. Unlike in TensorFlow, a second derivative by nested tapes in eager
     code does not flow through values that `function` computes and its gradient function uses. A tape around a compiled
-    function or compiled run that opens a tape of its own around the call gets the derivative of the body.
+    function or compiled run that opens a tape of its own around the call gets the derivative of the body. So does the
+    outer one of two nested tapes around a function under `jit`, `jax.checkpoint`, `lax.scan`, `cond` or `vmap` that
+    contains the call. In JAX, nested `jax.grad` of a `jax.custom_vjp` function does the same.
     """
 
     @functools.wraps(function)
