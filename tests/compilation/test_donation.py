@@ -711,3 +711,69 @@ def test_an_array_that_the_program_holds_is_not_donated(assign: Any, in_scope: b
     for array in jax.tree.leaves(held):
         np.testing.assert_array_equal(array, np.arange(4.0))
     np.testing.assert_array_equal(variable.numpy(), 4 * np.arange(4.0))
+
+
+# Invalid values under JAX's debugging settings
+
+
+@pytest.mark.parametrize("settled", [True, False], ids=["later call", "first call"])
+@pytest.mark.parametrize("donate", [True, False])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_nan_raises_the_error_of_jax_and_keeps_the_variables(settled, donate, deterministic):
+    strategy = mr.MirroredStrategy(jax.devices()[:2], deterministic=deterministic)
+    with strategy.scope():
+        w = mr.Variable(jnp.ones(3))
+
+    @mr.function(donate=donate)
+    def step(x):
+        w.assign(jnp.log(w + x))
+
+    with jax.debug_nans(True):
+        for _ in range(3 * settled):
+            step(jnp.full(3, 2.0))
+        before = w.numpy()
+        with pytest.raises(FloatingPointError, match=r"invalid value \(nan\) encountered in log"):
+            step(jnp.full(3, -9.0))
+        assert w.numpy().tolist() == before.tolist()
+        step(jnp.full(3, 2.0))
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_an_invalid_value_of_a_step_without_its_inputs_names_the_remedy(calls):
+    w = mr.Variable(jnp.ones(3))
+
+    @mr.function
+    def step(x):
+        w.assign(w + jnp.log(x))
+
+    with jax.debug_infs(True):
+        for _ in range(calls):
+            step(jnp.ones(3))
+        with pytest.raises(FloatingPointError, match=r"in a result .* of step\n(.*\n)* *remedy: .*donate=False"):
+            step(jnp.zeros(3))
+        with pytest.raises(LostStateError, match="FloatingPointError"):
+            w.numpy()
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_nan_of_a_jitted_function_in_a_step_is_named(donate):
+    w = mr.Variable(jnp.ones(3))
+    inner = jax.jit(lambda x: jax.nn.relu(jnp.where(x > 0, jnp.log(-x), 1.0)))
+    step = mr.function(lambda x: w.assign(inner(w * x)), donate=donate)
+    with jax.debug_nans(True):
+        for _ in range(3):
+            with pytest.raises(FloatingPointError, match=r"invalid value \(nan\) encountered in log"):
+                step(jnp.ones(3))
+    assert w.numpy().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_an_infinity_of_a_step_that_donates_nothing_is_named():
+    w = mr.Variable(jnp.zeros(3))
+    step = mr.function(lambda x: w.assign(jnp.log(w + x)), donate=False)
+    with jax.debug_infs(True):
+        for _ in range(3):
+            w.assign(jnp.zeros(3))
+            step(jnp.ones(3))
+        with pytest.raises(FloatingPointError, match=r"invalid value \(inf\) encountered in log"):
+            step(jnp.zeros(3))
+    assert w.numpy().tolist() == [0.0, 0.0, 0.0]

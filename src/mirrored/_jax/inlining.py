@@ -13,6 +13,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var  # type: ignore[attr-defined]
 
 from mirrored._jax.durations import tracing_measured
+from mirrored._jax.invalid_values import InternalFloatingPointError, named_error
 from mirrored._jax.jaxprs import jaxprs_in
 from mirrored._jax.own_arrays import with_own_arrays
 from mirrored._jax.private import config as _config
@@ -51,7 +52,10 @@ def apply_jaxpr(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> 
     trace = current_trace()
     if _CAN and is_staging(trace) and not _config.enable_checks.value and _is_plain(jaxpr):
         return _copied(trace, jaxpr, (*constants, *args))
-    return list(jax.core.eval_jaxpr(jaxpr, constants, *args))
+    try:
+        return list(jax.core.eval_jaxpr(jaxpr, constants, *args))
+    except InternalFloatingPointError as error:  # under `jax_debug_nans`
+        raise named_error(error, jaxpr, constants, args) from None
 
 
 def _is_plain(jaxpr: Jaxpr) -> bool:

@@ -36,7 +36,8 @@ from mirrored._threads import Claim, is_refusal, start
 #   it, and defers an exception that interrupts the wait. If Python cannot start another thread, that part runs in the
 #   caller, unprotected.
 #
-# Supports JAX 0.10 to 0.12: `PjitFunction.__getstate__` and `__setstate__`, with the entry ``cache_miss``.
+# Supports JAX 0.10 to 0.12: `PjitFunction.__getstate__` and `__setstate__`, with the entry ``cache_miss``; the
+# attribute `_fun`, which `jax.jit` sets.
 
 
 def consume(iterator: Iterable[Any]) -> None:
@@ -132,6 +133,8 @@ class Dispatch:
         kind: Any = type(jitted)  # a C++ class without a public name
         self.function: Any = kind.__new__(kind)
         self.function.__setstate__(state)
+        # The state lacks what JAX calls again, under `jax_debug_nans`, to name the operation that has computed a NaN.
+        self.function._fun = jitted._fun
 
     @property
     def job(self) -> DispatchJob | None:

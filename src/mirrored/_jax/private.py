@@ -6,6 +6,7 @@ it relies on. `tests/_jax/test_private.py` checks that the installed JAX has eve
 
 from jax._src import (
     ad_util,
+    api_util,
     array,
     clusters,
     compiler,
@@ -36,6 +37,7 @@ from jax._src.state import types as state_types
 __all__ = [
     "ad",
     "ad_util",
+    "api_util",
     "array",
     "array_methods",
     "clusters",

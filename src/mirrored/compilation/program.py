@@ -18,14 +18,7 @@ from mirrored._jax import caches
 from mirrored._jax.arrays import as_array, has_host_dtype
 from mirrored._jax.bit_identical import jit
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.inlining import (
-    Staged,
-    captured_arrays,
-    digest_of,
-    has_callbacks,
-    has_ordered_printing,
-    stage,
-)
+from mirrored._jax.inlining import Staged, captured_arrays, digest_of, has_callbacks, has_ordered_printing, stage
 from mirrored._jax.interrupts import dispatch_of
 from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, is_eval
 from mirrored._jax.trees import Structure, tree_flatten
@@ -38,6 +31,7 @@ from mirrored.compilation.program_checks import (
     check_ordered,
     explained_nesting,
     is_outer,
+    refuse_rerun,
     several_processes,
 )
 from mirrored.compilation.scan import Scan
@@ -229,8 +223,11 @@ class Program:
             derived = {places[key] for key in self._store.differentiated} if self._store.under_tape else set(carry)
             scan = Scan(step, self._steps, carry, arrays, derived)
 
+        name, num_donated = self._name, len(self._donated)
+
         # It refers to no `Program`: in a reference cycle the variables would wait for Python's collector.
         def program(*operands: Any) -> list[Any]:
+            refuse_rerun(name, operands[:num_donated])
             state, rest = list(operands[:num_state]), operands[num_state:]
             outer, inputs = rest[:num_outer], rest[num_outer:]
             outs = step(state, outer, inputs) if scan is None else scan(state, outer, inputs)

@@ -165,3 +165,29 @@ def is_outer(constant: object) -> bool:
     if isinstance(constant, Tracer):
         return not isinstance(constant, CaptureTracer)
     return isinstance(constant, jax.Array) and not constant.is_fully_addressable
+
+
+def refuse_rerun(name: str, donated: Sequence[Any]) -> None:
+    """Raises an error if JAX runs a program again, to find the operation that computed a NaN, without its inputs.
+
+    Under `jax_debug_nans` and `jax_debug_infs`, JAX executes a program whose results contain an invalid value a second
+    time, operation by operation. It has no donated inputs then, unless `jax_debug_nans` was set before it compiled the
+    program: JAX donates nothing under this setting.
+
+    Args:
+        name: The name of the function.
+        donated: The operands that the program donates.
+
+    Raises:
+        FloatingPointError: The first execution has deleted an operand.
+    """
+    if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
+        return
+    if any(not isinstance(operand, Tracer) and operand.is_deleted() for operand in donated):
+        raise FloatingPointError(
+            f"mirrored.function: invalid value (nan or inf) encountered in a result or new variable value of {name}\n"
+            "  rule:   JAX names the operation by running the function again, which needs the old values of variables; "
+            "a compiled step has reused their memory\n"
+            f"  remedy: to find the operation, compile with mirrored.function({name}, donate=False), which also keeps "
+            "the old values"
+        )
