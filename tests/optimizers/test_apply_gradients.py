@@ -372,6 +372,25 @@ def test_per_replica_gradients_of_another_kind_of_dtype_are_refused(dtype, compi
     assert int(optimizer.iterations) == 0
 
 
+@pytest.mark.parametrize("in_run", [False, True])
+@pytest.mark.parametrize("of", ["integers", "sync-on-read"])
+def test_a_variable_that_no_optimizer_can_update_may_have_no_gradient(of, in_run):
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    with strategy.scope():
+        v, optimizer = mr.Variable(jnp.ones(2)), Adam(0.1)
+        options = {} if of == "integers" else {"synchronization": "on_read", "aggregation": "mean"}
+        other = mr.Variable(3 if of == "integers" else 3.0, name="other", **options)
+
+    def update():
+        optimizer.apply_gradients([(None, other), (jnp.ones(2), v)])
+
+    with pytest.warns(UserWarning, match="no gradient for other"):
+        strategy.run(update) if in_run else update()
+    assert v.numpy().tolist() == pytest.approx([0.9, 0.9])
+    assert other.numpy() == 3
+    assert not any("other" in slot.name for slot in optimizer.variables)
+
+
 def test_variables_that_cannot_be_trained_are_refused():
     with pytest.raises(VariableError, match="variable 'n' is int32"):
         SGD(0.1).apply_gradients([(1.0, mr.Variable(1, name="n"))])

@@ -36,7 +36,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
     Raises:
         StructureError: An element is not such a pair.
         ArgumentError: A variable occurs twice.
-        VariableError: An optimizer cannot update one of the variables.
+        VariableError: An optimizer cannot update one of the variables that have a gradient.
     """
     pairs: list[Pair] = []
     for position, pair in enumerate(grads_and_vars):
@@ -64,8 +64,22 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
                 remedy=f"write {called}(zip(gradients, variables))",
             )
         pairs.append((_dense(*pair), pair[1]))
-    _check_variables([variable for _, variable in pairs], called)
+    _check_variables(pairs, called)
     return pairs
+
+
+def updatable_variables(var_list: PyTree, called: str) -> list[Variable]:
+    """Returns the variables for which `Optimizer.build` creates slots.
+
+    Raises:
+        StructureError: There are objects that are no variables.
+        ArgumentError: A variable occurs twice.
+        VariableError: An optimizer cannot update one of the variables.
+    """
+    variables = [variable for _, variable in as_pairs([(None, one) for one in as_variables(var_list)], called)]
+    for variable in variables:
+        _check_kind(variable, called)
+    return variables
 
 
 def refuse_keys(given: Iterable[object], called: str, of_dicts: str) -> None:
@@ -209,9 +223,9 @@ def _refuse_keras(pair: object, called: str) -> None:
             )
 
 
-def _check_variables(variables: Sequence[Variable], called: str) -> None:
+def _check_variables(pairs: Sequence[Pair], called: str) -> None:
     seen: set[int] = set()
-    for variable in variables:
+    for gradient, variable in pairs:
         if id(variable) in seen:
             raise ArgumentError(
                 called,
@@ -221,14 +235,20 @@ def _check_variables(variables: Sequence[Variable], called: str) -> None:
             )
         seen.add(id(variable))
         _refuse_component(variable, called)
-        if variable.per_replica or not jnp.issubdtype(variable.dtype, jnp.inexact):
-            kind = "sync-on-read" if variable.per_replica else str(variable.dtype)
-            raise VariableError(
-                called,
-                found=f"variable {variable.name!r} is {kind}",
-                rule="an optimizer can update only mirrored variables of floating-point or complex numbers",
-                remedy="exclude it from the trained variables (trainable=False)",
-            )
+        if gradient is not None:
+            _check_kind(variable, called)
+
+
+def _check_kind(variable: Variable, called: str) -> None:
+    """Raises a `VariableError` if an optimizer cannot update a variable of this kind or dtype."""
+    if variable.per_replica or not jnp.issubdtype(variable.dtype, jnp.inexact):
+        kind = "sync-on-read" if variable.per_replica else str(variable.dtype)
+        raise VariableError(
+            called,
+            found=f"variable {variable.name!r} is {kind}",
+            rule="an optimizer can update only mirrored variables of floating-point or complex numbers",
+            remedy="exclude it from the trained variables (trainable=False)",
+        )
 
 
 def _refuse_component(variable: object, called: str) -> None:

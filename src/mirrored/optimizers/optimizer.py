@@ -22,6 +22,7 @@ from mirrored.optimizers.gradient_merge import (
     in_insertion_order,
     once,
     scope_of,
+    updatable_variables,
     update_with_sums_of,
     variables_in_insertion_order,
 )
@@ -200,8 +201,7 @@ class Optimizer:
         Raises:
             VariableError: An optimizer cannot update one of the variables.
         """
-        called = f"{type(self).__name__}.build"
-        variables = [variable for _, variable in as_pairs([(None, one) for one in as_variables(var_list)], called)]
+        variables = updatable_variables(var_list, f"{type(self).__name__}.build")
         with scope_of(variables):
             self._build(variables, lambda: in_insertion_order(var_list, variables))
 
