@@ -129,3 +129,20 @@ def test_the_sum_over_workers_of_floats_beside_integers_has_a_gradient(op):
         return sums[0] / counts[0]
 
     assert (float(quotient(jnp.float32(2.0))), float(jax.grad(quotient)(jnp.float32(2.0)))) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("axis", [0, (0, 1)])
+@pytest.mark.parametrize("op", _OPS)
+def test_jacobian_of_a_reduced_result_whose_rows_the_devices_do_not_divide(op: str, axis: Any) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v = mr.Variable(_START)
+    batches = _batches([2, 2])
+    batch = strategy.experimental_distribute_values_from_function(lambda c: batches[c.replica_id_in_sync_group])
+    forward = mr.function(lambda x: strategy.run(lambda x: _output(x, v), args=(x,)))
+    with mr.GradientTape() as tape:
+        reduced = strategy.reduce(op, forward(batch), axis=axis)
+    jacobian = tape.jacobian(reduced, v)
+    reduce = jnp.sum if op == "SUM" else jnp.mean
+    expected = jax.jacobian(lambda v: reduce(_output(np.concatenate(batches), v), axis))(jnp.float32(_START))
+    np.testing.assert_allclose(jacobian, expected, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Special calls on a tape: functions with custom derivatives, of functions of JAX or closing over watched arrays."""
+"""Special calls on a tape: transfers, functions with custom derivatives, of JAX or closing over watched arrays."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import mirrored as mr
 from mirrored.errors import TapeError
@@ -140,3 +141,34 @@ def test_a_numpy_operand_of_a_function_that_closes_over_a_watched_array_may_be_r
         y = jax.jit(lambda batch: jnp.sum(batch * x))(batch)
     batch[:] = 100.0
     np.testing.assert_array_equal(tape.gradient(y, x), np.full(1024, 2.0))
+
+
+# Transfers between devices.
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_jacobians_move_back_to_devices_that_do_not_divide_the_rows(devices: int) -> None:
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("i",))
+    x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("i")))
+    with mr.GradientTape(persistent=True) as outer:
+        outer.watch(x)
+        with mr.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = jax.device_put(x, jax.devices()[0])[:3] ** 3
+        jacobian = tape.jacobian(y, x)
+        gradient = tape.gradient(y, x)
+    np.testing.assert_array_equal(jacobian, 3 * np.eye(3, 4) * np.arange(4.0) ** 2)
+    for slope in (jacobian, gradient):
+        assert outer.gradient(slope, x).tolist() == [0.0, 6.0, 12.0, 0.0]
+    assert gradient.sharding.is_equivalent_to(x.sharding, 1)
+
+
+def test_a_transfer_of_several_arrays_has_the_gradients_of_those_that_the_target_uses() -> None:
+    one, other = jnp.ones(2), jnp.ones(2)
+    with mr.GradientTape() as tape:
+        tape.watch([one, other])
+        moved, _ = jax.device_put((one, other), jax.devices()[1])
+    gradients = tape.gradient(moved, [one, other])
+    assert gradients[0].tolist() == [1.0, 1.0]
+    assert gradients[0].device == one.device
+    assert gradients[1] is None

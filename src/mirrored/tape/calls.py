@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mirrored._jax import caches
-from mirrored._jax.boxes import another_object, while_p
+from mirrored._jax.boxes import Array, Box, another_object, device_put_p, payload_of, while_p
 from mirrored._jax.closures import Lifted, custom_calls, depends_on_opaque, opaque_arrays, used_constants
 from mirrored._jax.custom_derivatives import fill_stores, reset_stores, stores_kept
 from mirrored._jax.inlining import as_function, program_of
@@ -23,6 +24,9 @@ from mirrored.tape.record import (
     LinearPullbackRecord,
     PartialAliasRecord,
     PullbackRecord,
+    Pulled,
+    Record,
+    Runner,
     owned_operand,
 )
 
@@ -62,7 +66,7 @@ def process(
     *,
     runs_rule: bool = False,
 ) -> list[Any]:
-    """Applies a custom-derivative function or a `device_put`, and records the call on a tape.
+    """Applies a custom-derivative function or a `device_put` of tracers, and records the call on a tape.
 
     The call is linearized when it runs, without caching, so that a derivative rule written in Python sees concrete
     values if there are any.
@@ -94,6 +98,56 @@ def process(
         keys, watched, bind, pullback, avals, no_derivative
     )
     return trace.add(record, results, [is_inexact(aval) for aval in avals], values)
+
+
+# Transfers between devices (`jax.device_put`).
+
+
+class _TransferRecord(Record):
+    """The tape record of a `jax.device_put` of arrays, whose cotangents move back to where the arrays were."""
+
+    __slots__ = ("shardings",)
+
+    def __init__(self, in_keys: Sequence[Key], watched: tuple[int, ...], shardings: Sequence[Any]) -> None:
+        super().__init__(in_keys, watched)
+        self.shardings = shardings
+
+    def pull(self, cotangents: list[Any], run: Runner) -> Pulled:
+        given = [(place, cotangents[position]) for place, position in enumerate(self.watched)]
+        return [
+            (place, _moved_back(cotangent, self.shardings[place]))
+            for place, cotangent in given
+            if cotangent is not None
+        ]
+
+
+def _moved_back(cotangent: Any, sharding: jax.sharding.Sharding) -> Any:
+    # The rule of `device_put` for `jax.vmap` (JAX 0.10 to 0.12) applies the sharding to the array with the dimension
+    # that `vmap` adds, which the devices may not divide. An empty spec is valid for any number of dimensions.
+    if isinstance(payload_of(cotangent), Tracer) and isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
+    return jax.device_put(cotangent, sharding, may_alias=False)
+
+
+def process_transfer(
+    trace: TapeTrace, values: list[Any], keys: list[Key], watched: tuple[int, ...], params: dict[str, Any]
+) -> list[Any]:
+    """Applies a `device_put` with the given parameters, and records it on a tape."""
+
+    def move(*arrays: Any) -> list[Any]:
+        return list(device_put_p.bind(*arrays, **params))
+
+    moved = [values[position] for position in watched]
+    if not all(type(value) in (Array, Box) for value in moved):  # in a trace, where JAX's own rule is right
+        return process(trace, move, None, values, keys, watched, str(device_put_p))
+    with trace.under_parent():
+        results = move(*values)
+    shardings = [
+        value.sharding if params["srcs"][position] is None else params["srcs"][position]
+        for value, position in zip(moved, watched, strict=True)
+    ]
+    are_moved = [position in watched and is_inexact(aval_of(result)) for position, result in enumerate(results)]
+    return trace.add(_TransferRecord(keys, watched, shardings), results, are_moved, values)
 
 
 def process_library(

@@ -128,9 +128,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             with self.under_parent():
                 return primitive.bind(*values, **params)
         if primitive is device_put_p:  # a cached rule is a compiled program, in which it transfers nothing
-            moved = {**params, "srcs": tuple(map(_source_sharding, values, params["srcs"]))}
-            move = lambda *arrays: list(primitive.bind(*arrays, **moved))  # noqa: E731
-            return calls.process(self, move, None, values, keys, watched, str(primitive))
+            return calls.process_transfer(self, values, keys, watched, params)
         unrolled = calls.UNROLLED.get(primitive)
         if unrolled is not None and is_eval(trace_below_tapes(self.parent)):  # `lax.while_loop` in eager code
             return unrolled(self, args, params)
@@ -422,15 +420,6 @@ class TapeTrace(Trace):  # type: ignore[misc]
             self.touched = before
             if before is not None:
                 before.update(touched)
-
-
-def _source_sharding(value: jax.Array, source: jax.sharding.Sharding | None) -> Any:
-    """Returns the source sharding for a `device_put` of `value`.
-
-    With the sharding of `value` as its source, the pullback moves the cotangent back there. Without a source, JAX would
-    leave the cotangent on the destination.
-    """
-    return value.sharding if source is None and type(value) in (Array, Box) else source
 
 
 def run_under(trace: Trace, operation: Operation, values: Sequence[Any]) -> list[Any]:
