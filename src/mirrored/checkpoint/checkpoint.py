@@ -17,6 +17,7 @@ from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import Graph, walk
 from mirrored.checkpoint.immutable_parts import ArraysSaved, log_replaced, log_unassigned
 from mirrored.checkpoint.keepers import keepers
+from mirrored.checkpoint.late_state import report_late
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
@@ -161,7 +162,8 @@ class Checkpoint:
         for name, value in self._root.items():  # as in TensorFlow
             yield Part(name, value, Root(self._root, name), since=NEWEST)
 
-    def _look(self) -> Graph:
+    def graph(self) -> Graph:
+        """Returns all state that the checkpoint's objects have now, by name."""
         parts = [Part(name, value, Root(self._parts, name)) for name, value in self._parts.items()]
         if self._counter is not None:
             parts.append(Part(COUNTER, self._counter, Root({COUNTER: self._counter}, COUNTER)))
@@ -214,11 +216,10 @@ class Checkpoint:
     def write(self, file_prefix: PathLike, *, wait: bool = True) -> str:
         """Saves a checkpoint to exactly the folder `file_prefix`, and replaces an existing checkpoint there.
 
-        The existing checkpoint is replaced after the new one is completely written.
+        It is replaced after the new one is completely written. Anything else at the path is an error: a file, or a
+        folder with something else in it.
 
-        Nothing else is replaced: a file at the path, or a folder with something else in it, is an error.
-
-        Context: as `save`. The arguments, the result and the errors are also those of `save`.
+        Context, arguments, result and errors: as `save`.
         """
         file_prefix = as_path(file_prefix, "Checkpoint.write", "file_prefix")
         with self._saving:
@@ -260,7 +261,7 @@ class Checkpoint:
         log_unassigned(called, self._parts, saved - self._told)
         self._told |= saved
         self._saved[called] = set(self._parts)
-        self._arrays.setdefault(called, ArraysSaved()).log_same(called, self._parts, self._look)
+        self._arrays.setdefault(called, ArraysSaved()).log_same(called, self._parts, self.graph)
 
     def snapshot(self, step: int | None = None) -> Manifest:
         """Returns a copy of all state in host memory, so that training can continue while the copy is written to disk.
@@ -273,21 +274,23 @@ class Checkpoint:
         refuse_callbacks("Checkpoint.save")
         with outside_of_steps("Checkpoint.save"):
             if self._restoration is not None:
-                # Variables that were created since the restore, and their slots, get their saved values first.
-                deferred.restore_new_variables(checkpoint=self)
+                deferred.restore_new_state(self)
             with assignment_lock(), tracing, lock:
                 graph = self.graph_to_save("Checkpoint.save")
                 leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
         manifest = with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
         return self.with_pending_values(manifest, graph)
 
-    def graph_to_save(self, called: str) -> Graph:
+    def graph_to_save(self, called: str, *, refuses_late: bool = False) -> Graph:
         """Returns the state to save, keyed by name; raises an error or logs a warning about state that cannot be saved.
 
         Raises:
             ArgumentError: A container has an array that cannot be saved.
+            CheckpointMismatchError: `refuses_late`, and an iterator or generator was created too late to be restored.
         """
-        graph = self._look()
+        graph = self.graph()
+        if self._restoration is not None:
+            report_late(self._restoration.created_late(graph), called, self._told, refuses_positions=refuses_late)
         graph.refuse_unsaved(called)
         graph.log_left_out(called, self._told)
         graph.drop_rates()
@@ -295,8 +298,7 @@ class Checkpoint:
 
     def with_pending_values(self, manifest: Manifest, graph: Graph) -> Manifest:
         """Returns `manifest` plus values that `restore` could not restore yet, because their objects do not exist."""
-        waiting = self._restoration
-        return manifest if waiting is None else waiting.carry_over(manifest, graph, self._may_be_created)
+        return (self._restoration or Succession()).carry_over(manifest, graph, self._may_be_created)
 
     def _may_be_created(self, name: str) -> bool:
         """Returns whether the program may still create state with the given name in one of the checkpoint's objects."""
@@ -326,12 +328,14 @@ class Checkpoint:
     def restore(self, save_path: PathLike | None) -> RestoreStatus:
         """Restores the objects' state from a checkpoint, matched by name; the result lists names that did not match.
 
-        Slots that an optimizer has not made yet are made. What does not exist yet is restored when it is created: the
-        weights of a Keras model that is not built, variables that an object makes in its first call, slots, new
-        attributes, parts, and items of lists and dicts that are parts. This continues until everything in the
-        checkpoint is restored, or the objects are garbage-collected; the next restore takes over the names that it has.
-        A checkpoint that is saved meanwhile also contains the values that are not restored yet, of the existing parts:
-        a program that is interrupted before it has built its model loses nothing.
+        Slots that an optimizer has not made yet are made. Created later, these are restored: variables, such as those
+        of a Keras model that is not built, and slots, at their first use; iterators of `mirrored.data`, at their first
+        element; new parts, and items of lists and dicts that are parts, if they are set through the checkpoint:
+        ``checkpoint.random = ...``. Other state (generators, iterators of other libraries, arrays and numbers in the
+        program's objects) must exist before; the next save warns of what was not restored.
+
+        This ends when everything is restored, or the objects are garbage-collected; the next restore takes over the
+        names that it has. A checkpoint saved meanwhile also contains the values, of existing parts, that still wait.
 
         A list or deque of numbers, such as ``Checkpoint(history=[])``, gets the saved numbers that it lacks at once.
         Numbers that only the program has stay in it: empty it before you go back to an older checkpoint. A list of
@@ -363,7 +367,7 @@ class Checkpoint:
     def restore_from(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
         """Implements `restore` and `read`; `strict` requires the same names in checkpoint and program."""
         if save_path is None:
-            return RestoreStatus(None, lambda: match(self._look(), Manifest({}, {}, {})))
+            return RestoreStatus(None, lambda: match(self.graph(), Manifest({}, {}, {})))
         save_path = as_path(save_path, called, "save_path")
         on_all_workers(called, "wait for pending saves", self._wait_for_all)  # another worker may be writing it
         check_same_files(called, Path(save_path).absolute())
@@ -372,11 +376,11 @@ class Checkpoint:
         with outside_of_steps(called):
             if COUNTER in manifest.leaves:
                 _ = self.save_counter
-        restoration = Restoration(directory, manifest, self._look)
+        restoration = Restoration(directory, manifest, self.graph)
         self.begin_restoration(restoration, called, strict=strict)
 
         def look() -> Match:
-            deferred.restore_new_variables(checkpoint=self)
+            deferred.restore_new_state(self)
             return restoration.match()
 
         return RestoreStatus(save_path, look)
@@ -397,7 +401,7 @@ class Checkpoint:
             self._stop_waiting()
         if not succession.is_over():
             self._restoration = succession
-            kept = [*self._keepers, *keepers(self._look(), self._root.values(), succession)]
+            kept = [*self._keepers, *keepers(self.graph(), self._root.values(), succession)]
             self._keepers = list({id(one): one for one in kept}.values())
             deferred.expect(self, self._keepers)
             hooks.connect()  # so that the frameworks' objects report new attributes
@@ -405,13 +409,9 @@ class Checkpoint:
                 succession.make_slots(called)
                 self._stop_if_over(succession)
 
-    def graph(self) -> Graph:
-        """Returns all state that the checkpoint's objects have now, by name."""
-        return self._look()
-
     def held_among(self, variables: Sequence[Variable]) -> list[Variable]:
         """Returns which of the given variables belong to this checkpoint's objects."""
-        held = {leaf.owner for leaf in self._look().leaves.values()}
+        held = {leaf.owner for leaf in self.graph().leaves.values()}
         return [one for one in variables if id(one) in held]
 
     def restore_created(self, value: object) -> None:

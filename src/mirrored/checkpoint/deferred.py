@@ -9,6 +9,7 @@ storage, even during a trace or a step: the variable is new, so no step has read
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections import UserDict, UserList
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,9 @@ from typing import Any, Final, Protocol, SupportsIndex
 import jax
 
 from mirrored.checkpoint.list_entries import is_entry
+from mirrored.data.feed import INPUT_THREAD_NAME
 from mirrored.errors import CheckpointError
+from mirrored.runtime import hooks
 from mirrored.runtime.entry_point import outside_of_everything
 from mirrored.variables import Variable
 from mirrored.variables.creation import Supplier, set_restore_hook
@@ -243,6 +246,7 @@ def expect(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
     for keeper in keepers:
         _attributes(keeper).setdefault(KEPT, _Kept()).checkpoints[key] = checkpoint
     set_restore_hook(_made)
+    hooks.set_unread_hook(_restore_iterator)
 
 
 def stop(checkpoint: Waiting, keepers: Iterable[Any]) -> None:
@@ -269,6 +273,7 @@ def _forget(key: int) -> None:
     _waiting.pop(key, None)
     if not _waiting:
         set_restore_hook(None)
+        hooks.set_unread_hook(None)
         _fresh.variables.clear()
 
 
@@ -372,6 +377,30 @@ def restore_new_variables(asking: Variable | None = None, checkpoint: Waiting | 
                 raise errors[0]
         finally:
             _fresh.is_restoring = False
+
+
+_restoring_iterators = threading.RLock()
+
+
+def _restore_iterator(iterator: object) -> None:
+    """Restores the position of a new iterator whose first element is about to be read.
+
+    An iterator that an input thread reads is an inner one of an iterator of the program, and has no name.
+    """
+    if threading.current_thread().name != INPUT_THREAD_NAME:
+        with _restoring_iterators:  # of several threads, one moves it, and the others read after that
+            restore_created(iterator)
+
+
+def restore_new_state(checkpoint: Waiting) -> None:
+    """Restores the variables, and the positions of iterators, that were created after `Checkpoint.restore`.
+
+    Called before the state is saved or reported; see `restore_new_variables`, which has the same errors.
+    """
+    restore_new_variables(checkpoint=checkpoint)
+    for iterator in hooks.unread_iterators():
+        with _restoring_iterators:
+            checkpoint.restore_created(iterator)
 
 
 def _offer(checkpoint: Waiting, new: list[Variable], asking: Variable | None, *, is_asking: bool) -> None:

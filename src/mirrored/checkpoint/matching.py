@@ -73,6 +73,8 @@ class Match:
         return "\n".join([*lines, *self._rename_hint_lines()])
 
     def _missing_line(self, name: str) -> str:
+        if name in self.saved:
+            return f"{name}  {self.here[name]}  (created too late to be restored)"
         same = [one for one in self.unexpected if str(self.saved[one]) == str(self.here[name])]
         near = difflib.get_close_matches(name, same, n=1, cutoff=0.6) if len(same) <= 200 else []
         return f"{name}  {self.here[name]}{f'  (is it {near[0]}?)' if near else ''}"
@@ -239,7 +241,7 @@ class RestoreStatus:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The names of the program's values that the checkpoint does not contain; these values were not changed."""
+        """The names of the program's values that were not restored: the checkpoint lacks them, or they came later."""
         return self._look().missing
 
     @property
@@ -322,7 +324,7 @@ class RestoreStatus:
 
 def _report(path: str | None, partial: str) -> None:
     _log.warning(
-        "%s was partially restored; objects that are created later are restored then. "
+        "%s was partially restored; variables and iterators of datasets that are created later are restored then. "
         "Call expect_partial() if this is intended\n%s",
         path,
         partial,

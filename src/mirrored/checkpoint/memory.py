@@ -149,9 +149,9 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
     arrays: dict[str, Any] = {}
     leaves: dict[str, Saved] = {}
     with outside_of_steps("commit"):
-        deferred.restore_new_variables(checkpoint=checkpoint)
+        deferred.restore_new_state(checkpoint)
         with assignment_lock(), tracing, lock:
-            graph = checkpoint.graph_to_save("Session.commit")
+            graph = checkpoint.graph_to_save("Session.commit", refuses_late=True)
             for name, leaf in graph.leaves.items():
                 if isinstance(leaf, VariableLeaf):
                     leaves[name], arrays[name] = _reference(leaf.variable)
@@ -163,6 +163,21 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
                     of_variable = f"{_OF_PROCESS}{name}/{number}"
                     leaves[of_variable], arrays[of_variable] = _reference(variable)
     return Pending(checkpoint.with_pending_values(Manifest(leaves, graph.aliases, graph.groups, None), graph), arrays)
+
+
+def refuse_late_state(checkpoint: Checkpoint) -> None:
+    """Raises an error about iterators and random generators that were created too late to be restored.
+
+    Context: as `begin_snapshot`, after the first step that follows a restore.
+
+    Raises:
+        CheckpointMismatchError: There are such iterators or generators.
+    """
+    if deferred.is_expected():
+        refuse_callbacks("commit")
+        with outside_of_steps("commit"):
+            deferred.restore_new_state(checkpoint)
+            checkpoint.graph_to_save("Session.commit", refuses_late=True)
 
 
 def _reference(variable: Variable) -> tuple[Saved, Any]:

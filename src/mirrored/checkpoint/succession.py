@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mirrored.checkpoint.graph import Graph
+from mirrored.checkpoint.late_state import late_state
 from mirrored.checkpoint.leaves import Leaf
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.restoring import Restoration
@@ -71,6 +72,13 @@ class Succession:
                     earlier.make_slots(called)
         # Reading a variable restores further ones, so other restores may be over, too.
         self._restorations = tuple(one for one in self._restorations if not one.is_over())
+
+    def created_late(self, graph: Graph) -> dict[str, Leaf]:
+        """Returns the state, by name, that the program has created too late to be restored."""
+        late: dict[str, Leaf] = {}
+        for manifest, waiting in self.pending():
+            late |= late_state(manifest, waiting, graph)
+        return late
 
     def make_slots(self, called: str) -> None:
         """Creates and restores the pending optimizer slots whose variables all exist now.

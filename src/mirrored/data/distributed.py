@@ -20,7 +20,7 @@ from mirrored.data.specs import elements_html
 from mirrored.data.worker_steps import WorkerSteps, worker_steps
 from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError, TransformationError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.hooks import IteratedAsPython, note_iteration, stop_iteration
+from mirrored.runtime.hooks import IteratedAsPython, note_created, note_iteration, note_moved, stop_iteration
 
 _VERSION: Final = 1
 _TRANSFORMATIONS: Final = frozenset(
@@ -72,6 +72,7 @@ class DistributedIterator(IteratedAsPython):
         self._worker_steps = self._steps_of(self._reader)
         self._feed = self._new_feed()
         close_at_exit(self._feed)
+        note_created(self)
 
     def _steps_of(self, reader: Reader) -> WorkerSteps | None:
         return worker_steps(reader, self._placer) if self._placer.spans_processes else None
@@ -102,7 +103,7 @@ class DistributedIterator(IteratedAsPython):
         return self
 
     def __next__(self) -> Any:
-        note_iteration()
+        note_iteration(self)
         self._refuse_in_replica()
         with self._turn:
             return self._next()
@@ -221,6 +222,7 @@ class DistributedIterator(IteratedAsPython):
             )
         with taking_turn(self._turn, "DistributedIterator.set_state"):
             self._move_to(state)
+            note_moved(self)
 
     def _move_to(self, state: dict[str, Any]) -> None:
         if self._done == "closed":

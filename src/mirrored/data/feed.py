@@ -120,7 +120,7 @@ _SURELY_SLOW_SECONDS: Final = 0.004
 _EVIDENCE: Final = 8
 JOIN_SECONDS: Final = 5.0
 _SHORTEST_JOIN_SECONDS: Final = 0.2
-_THREAD_NAME: Final = "mirrored-input"
+INPUT_THREAD_NAME: Final = "mirrored-input"
 _CLOSING_THREAD_NAME: Final = "mirrored-closing"
 _CLOSE_FAILED: Final = "a source of input data raised an exception when it was closed"
 
@@ -255,7 +255,7 @@ class Feed:
         if self._was_started:
             return
         # The thread runs user functions, so it needs the settings of the training loop.
-        start(threading.Thread(target=Settings().run, args=(self._work,), name=_THREAD_NAME, daemon=True))
+        start(threading.Thread(target=Settings().run, args=(self._work,), name=INPUT_THREAD_NAME, daemon=True))
         self._was_started = True
 
     def _is_first(self, action: str) -> bool:

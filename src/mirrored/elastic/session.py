@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 
 from mirrored._jax import distributed, recovery
 from mirrored.checkpoint.checkpoint import Checkpoint
-from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.checkpoint.memory import begin_snapshot, refuse_late_state, restore_snapshot
 from mirrored.cluster.elastic_job import declare_elastic
 from mirrored.cluster.tasks import training_tasks
 from mirrored.cluster.tf_config import TFConfigClusterResolver
@@ -71,6 +71,9 @@ class Session:
     def resume(self, checkpoint: Checkpoint, otherwise: Callable[[], T] | None = None) -> T | None:
         """Restores the newest snapshot that any worker has; calls `otherwise` if no worker has a snapshot.
 
+        Create the state before: of what is created later, variables, slots and iterators of `mirrored.data` are
+        restored, but no random generators, iterators of other libraries, numbers and arrays (`Checkpoint.restore`).
+
         Context: once per call of the training function, on all workers, before the first step.
 
         Args:
@@ -116,6 +119,8 @@ class Session:
 
         Raises:
             ContextError: `resume` has not been called.
+            CheckpointMismatchError: A random generator, or an iterator of another library, was created after `resume`,
+                which could not restore it.
             WorkersChanged: A worker was lost or joins. Do not catch it; it is not an `Exception`.
         """
         if self._checkpoint is None:
@@ -127,6 +132,7 @@ class Session:
         if not self._has_stepped:
             self._has_stepped = True
             self._link.report_first_step()
+            refuse_late_state(self._checkpoint)
             recovery.collect_garbage()
         if self._pace.is_due(self._steps):
             self._pace.taken(self._steps, self._snapshot())

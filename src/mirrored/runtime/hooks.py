@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
@@ -267,10 +268,14 @@ def stop_iteration(error: Callable[[], Exception]) -> StopIteration:
     return StopIteration() if interceptor is None or not interceptor.compiles else EndOfElements(error())
 
 
-def note_iteration() -> None:
+def note_iteration(iterator: object = None) -> None:
     """Called when user code iterates over a dataset; ends the trace in progress, which cannot record the loop.
 
     Called by `__iter__`, and for every element.
+
+    Args:
+        iterator: The iterator whose next element is about to be read, if any. A restored checkpoint that waits for its
+            position restores the position before the first element.
 
     Raises:
         IteratedWhileTracing: A function is being traced.
@@ -280,6 +285,46 @@ def note_iteration() -> None:
         raise IteratedWhileTracing
     if here.interceptor is not None:
         here.interceptor.has_iterated = True
+    if _unread and iterator is not None:
+        _restore_if_unread(iterator)
+
+
+# Hook for `mirrored.checkpoint`: iterators that the program creates while a restore waits for new state, and from which
+# it has read nothing.
+
+_restore_unread: list[Callable[[object], None]] = []
+_unread: dict[int, weakref.ref[object]] = {}
+
+
+def set_unread_hook(restore: Callable[[object], None] | None) -> None:
+    """Registers a function to be called with a new iterator before its first element is read; None ends this."""
+    _restore_unread[:] = [] if restore is None else [restore]
+    if restore is None:
+        _unread.clear()
+
+
+def note_created(iterator: object) -> None:
+    """Called with every new iterator of a dataset, whose position a waiting restore may have."""
+    if _restore_unread:
+        key = id(iterator)
+        _unread[key] = weakref.ref(iterator, lambda _: _unread.pop(key, None))
+
+
+def note_moved(iterator: object) -> None:
+    """Called when an iterator's position is set; a waiting restore then leaves the iterator there."""
+    _unread.pop(id(iterator), None)
+
+
+def unread_iterators() -> list[object]:
+    """Returns the iterators that were created while a restore waits, and from which nothing was read yet."""
+    return [one for reference in list(_unread.values()) if (one := reference()) is not None]
+
+
+def _restore_if_unread(iterator: object) -> None:
+    if id(iterator) in _unread:
+        for restore in _restore_unread:
+            restore(iterator)
+        note_moved(iterator)  # not after an error, which each further read raises again
 
 
 class RunInterceptor:

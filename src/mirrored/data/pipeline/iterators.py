@@ -29,7 +29,7 @@ from mirrored.data.pipeline.positions import (
 from mirrored.data.pipeline.seeds import Epochs, FunctionEpochs
 from mirrored.data.pipeline.transformations import Prefetched
 from mirrored.errors import ArgumentError, EndOfDataError, InputError
-from mirrored.runtime.hooks import IteratedAsPython, note_iteration, stop_iteration
+from mirrored.runtime.hooks import IteratedAsPython, note_created, note_iteration, note_moved, stop_iteration
 
 # Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
 
@@ -89,6 +89,7 @@ class DatasetIterator(IteratedAsPython):
         # Reentrant: an interrupt that leaves it held must not block the next call of the same thread. `close` does not
         # take it, because it must not wait for an element.
         self._turn = threading.RLock()
+        note_created(self)
 
     def __iter__(self) -> DatasetIterator:
         if self._end is not None:
@@ -96,7 +97,7 @@ class DatasetIterator(IteratedAsPython):
         return self
 
     def __next__(self) -> Any:
-        note_iteration()
+        note_iteration(self)
         with self._turn:
             if self._end is not None:
                 raise stop_iteration(self._no_element_error)
@@ -224,6 +225,7 @@ class DatasetIterator(IteratedAsPython):
         """
         with taking_turn(self._turn, "DatasetIterator.set_state"):
             self._move_to(state)
+            note_moved(self)
 
     def _move_to(self, state: dict[str, Any]) -> None:
         steps, seeds = seeded(self._node), state.get("seeds", ())
