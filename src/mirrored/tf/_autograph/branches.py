@@ -94,7 +94,7 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     known = truth(value)
     if known is None:
         return _one_of("and", value, second)
-    return value and second() if not isinstance(value, jax.Array) else second() if known else value
+    return second() if known else value
 
 
 def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
@@ -103,7 +103,7 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     known = truth(value)
     if known is None:
         return _one_of("or", value, second)
-    return value or second() if not isinstance(value, jax.Array) else value if known else second()
+    return value if known else second()
 
 
 def _one_of(operator: str, value: Operand, second: Callable[[], Any]) -> Any:

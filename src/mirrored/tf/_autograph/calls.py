@@ -24,7 +24,7 @@ from mirrored._typing import DTypeLike, HostArray
 from mirrored.tf._autograph import effects
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import is_number
-from mirrored.tf._autograph.truth import is_unknown
+from mirrored.tf._autograph.truth import is_abstract, is_traced, known_truth, truth
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._table import OPS
 from mirrored.tf._tensors import as_tensor
@@ -151,7 +151,7 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if given.get("limit") is None:
             given["start"], given["limit"] = 0, given["start"]
         bounds = (given.get("start", 0), given["limit"], given.get("delta", 1))
-        if not (is_unknown(bounds[2]) or np.all(bounds[2])) or all(map(is_number, bounds)):
+        if _is_zero(bounds[2]) or all(map(is_number, bounds)):
             raise
         # Bounds that are known here may not be known on TensorFlow (sizes), where a loop over them has no iteration.
         tensors = [as_tensor(one) for one in bounds]
@@ -159,6 +159,11 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if is_known and not _is_empty(*map(np.asarray, tensors)):
             raise
         return TracedRange(*bounds, dtype=given.get("dtype"), error=error, is_empty=is_known)
+
+
+def _is_zero(delta: Any) -> bool:
+    """Returns whether the step of a range is known to be 0."""
+    return truth(delta) is False if np.ndim(delta) == 0 else not (is_traced(delta) or np.all(delta))
 
 
 def _is_empty(start: HostArray, limit: HostArray, delta: HostArray) -> bool:
@@ -180,7 +185,7 @@ def _number(dtype: DTypeLike) -> Callable[..., Any]:
     def make(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
     ) -> Any:
-        if len(args) == 1 and not kwargs and is_unknown(args[0]):
+        if len(args) == 1 and not kwargs and is_abstract(args[0]):
             return jnp.asarray(args[0]).astype(dtype)
         return function(*args, **kwargs)
 
@@ -188,13 +193,13 @@ def _number(dtype: DTypeLike) -> Callable[..., Any]:
 
 
 def _extreme(reduce: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """Returns a version of `max` or `min` that also accepts tensors whose elements are known only at run time."""
+    """Returns a version of `max` or `min` that also accepts traced tensors."""
 
     def call(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
     ) -> Any:
         del scope
-        if kwargs or not any(map(is_unknown, args)):
+        if kwargs or not any(map(is_abstract, args)):
             return function(*args, **kwargs)
         values = args[0] if len(args) == 1 else jnp.stack([jnp.asarray(one) for one in args])
         if values.ndim == 1:
@@ -212,11 +217,19 @@ def _extreme(reduce: Callable[..., jax.Array]) -> Callable[..., Any]:
 def _sorted(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
 ) -> Any:
-    """Evaluates `sorted`; returns a tensor for a 1-D tensor whose elements are known only at run time."""
+    """Evaluates `sorted`; returns a tensor for a traced 1-D tensor."""
     del scope
-    if "key" in kwargs or len(args) != 1 or not is_unknown(args[0]) or args[0].ndim != 1:
+    if "key" in kwargs or len(args) != 1 or not is_abstract(args[0]) or args[0].ndim != 1:
         return function(*args, **kwargs)
     return jnp.sort(args[0], descending=bool(kwargs.get("reverse", False)))
+
+
+def _each(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scope: FunctionScope | None
+) -> Any:
+    """Evaluates `all` or `any`; the items may be traced tensors whose values are known."""
+    del scope
+    return function(map(known_truth, args[0])) if len(args) == 1 and not kwargs else function(*args, **kwargs)
 
 
 def _super(
@@ -240,6 +253,8 @@ _SPECIAL: Final[dict[Any, Callable[..., Any]]] = {
     int: _number(jnp.int32),
     float: _number(jnp.float32),
     bool: _number(jnp.bool_),
+    all: _each,
+    any: _each,
     max: _extreme(jnp.max),
     min: _extreme(jnp.min),
     sorted: _sorted,

@@ -63,6 +63,8 @@ def while_stmt(
     for count in itertools.count():
         condition = test()
         if isinstance(condition, jax.Array) and isinstance(condition, Tracer) and not is_eager():
+            if condition.ndim:
+                truth(condition)  # refuses several elements
             limit = _limit(opts.get("maximum_iterations"))
             limit = None if limit is None else max(limit - count, 0)  # `count` iterations have run in Python
             _while_in_program(condition, test, body, _LoopVariables("while", get_state, set_state, symbol_names), limit)

@@ -206,6 +206,35 @@ class NestedConditionalTransformer(ast.NodeTransformer):
         return ast.Call(function, [node.test, *branches, ast.Constant(text)], [])
 
 
+class KnownValueTransformer(ast.NodeTransformer):
+    """Makes conditions that only Python evaluates, and ``x in y``, accept traced tensors whose values are known.
+
+    AutoGraph's passes leave them as they are: ``assert``, the ``if`` of comprehensions, ``in`` and ``not in``.
+    """
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        self.generic_visit(node)
+        node.test = _call("known_truth", node.test)
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
+        self.generic_visit(node)
+        node.ifs = [_call("known_truth", test) for test in node.ifs]
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """Replaces ``x in y``; the passes have split chained comparisons."""
+        self.generic_visit(node)
+        if len(node.ops) > 1 or not isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            return node
+        found = _call("contains", node.comparators[0], node.left)
+        return found if isinstance(node.ops[0], ast.In) else ast.UnaryOp(ast.Not(), found)
+
+
+def _call(operator: str, *operands: ast.expr) -> ast.Call:
+    return ast.Call(ast.parse(f"ag__.{operator}", mode="eval").body, list(operands), [])
+
+
 def like(made: ast.stmt, place: ast.stmt) -> ast.stmt:
     """Returns a newly created AST statement with the source location copied from an existing statement."""
     for part in ast.walk(made):

@@ -29,6 +29,7 @@ from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
 from mirrored.tf._autograph.syntax import (
     ChangeTransformer,
     ExceptionNames,
+    KnownValueTransformer,
     NestedConditionalTransformer,
     OuterNameTransformer,
     ReturnAnnotations,
@@ -43,11 +44,13 @@ _OPTIONS: Final = converter.ConversionOptions(recursive=True, user_requested=Tru
 _OPERATORS: Final[Mapping[str, Any]] = {
     "and_": branches.and_,
     "changing": changes.changing,
+    "contains": truth.contains,
     "converted_call": calls.converted_call,
     "eq": truth.eq,
     "for_stmt": loops.for_stmt,
     "if_exp": branches.if_exp,
     "if_stmt": branches.if_stmt,
+    "known_truth": truth.known_truth,
     "not_": truth.not_,
     "not_eq": truth.not_eq,
     "or_": branches.or_,
@@ -188,6 +191,7 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
         node = ChangeTransformer().visit(StatementTransformer().visit(node))
         node = OuterNameTransformer().visit(_LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node)))
         node = NestedConditionalTransformer().visit(api._TRANSPILER.transform_ast(node, ctx))
+        node = KnownValueTransformer().visit(node)
         for one in hidden:
             one.restore(node)
         return node

@@ -1,8 +1,8 @@
-"""Evaluates conditions, ``not x``, ``x == y`` and ``x != y`` in code that AutoGraph has converted."""
+"""Evaluates conditions, ``not x``, ``x in y``, ``x == y`` and ``x != y`` in code that AutoGraph has converted."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,54 @@ from mirrored.tf._ops.control_flow import known_bool
 from mirrored.tf._tensors import as_tensor
 
 
+def is_traced(value: object) -> TypeGuard[jax.Array]:
+    """Returns whether a value is a traced tensor, known or not."""
+    return isinstance(value, jax.Array) and isinstance(value, Tracer)
+
+
 def truth(value: object) -> bool | None:
     """Returns a condition as a Python bool, or None if it is a traced tensor that is known only at run time."""
     if hasattr(type(value), "__jax_array__"):
         value = as_tensor(value)
-    return known_bool(value) if isinstance(value, jax.Array) and isinstance(value, Tracer) else bool(value)
+    return known_bool(value) if is_traced(value) else bool(value)
 
 
-def is_unknown(value: object) -> bool:
-    """Returns whether a value is a traced tensor whose elements are known only at run time."""
-    return isinstance(value, jax.Array) and isinstance(value, Tracer) and (value.ndim > 0 or truth(value) is None)
+def known_truth(value: object) -> bool:
+    """Returns a condition as a Python bool, where converted code needs one, as in ``assert value``.
+
+    Raises:
+        TracerBoolConversionError: It is a traced tensor that is known only at run time.
+    """
+    known = truth(value)
+    return bool(value) if known is None else known
+
+
+def is_abstract(value: object) -> bool:
+    """Returns whether a value is a traced tensor that Python's `bool` and `int` refuse, even if its value is known."""
+    if not is_traced(value) or value.ndim > 0:
+        return is_traced(value)
+    try:
+        bool(value)
+    except jax.errors.ConcretizationTypeError:
+        return True
+    return False
 
 
 def not_(value: object) -> Any:
-    """Evaluates ``not value`` in code that AutoGraph has converted; `value` may be a traced tensor."""
-    known = truth(value)
-    return jnp.logical_not(as_tensor(value)) if known is None else not value
+    """Evaluates ``not value`` in code that AutoGraph has converted; `value` may be a traced tensor.
+
+    The result for a traced tensor is a tensor, even if its value is known, as that of ``value == 0``.
+    """
+    if hasattr(type(value), "__jax_array__"):
+        value = as_tensor(value)
+    return jnp.logical_not(value) if is_traced(value) else not value
+
+
+def contains(items: Any, value: object) -> bool:
+    """Evaluates ``value in items`` in code that AutoGraph has converted; compares tensors that are known."""
+    if type(items) not in (list, tuple):  # a subclass may define `in`
+        return bool(value in items)
+    return any(one is value or known_truth(one == value) for one in items)
 
 
 def eq(first: object, second: object) -> Any:
