@@ -45,9 +45,9 @@ class Checkpoint:
     - variables and arrays in attributes, lists, tuples and dicts, and variables in arguments of `functools.partial`,
     - the slots of optimizers, under the names of their variables,
     - iterators and generators with `get_state` and `set_state`, and `numpy.random.Generator`,
-    - plain numbers that are parts of the checkpoint itself, items of dicts, lists and tuples, or attributes of an
-      object that holds no variables and is not part of one that does. Variables that have their names in another part
-      do not count: the `step` of a trainer is state if the trainer's model is a part of the checkpoint, too.
+    - plain numbers that are parts of the checkpoint itself or of its dicts, lists and tuples. Numbers in an object (its
+      attributes, and their items) are state if it holds no variables and is not part of one that does; variables with
+      names in another part do not count. A trainer's `history` is saved only if its model, or it, is a part, too.
 
     A mirrored variable is saved as one value, independent of the number of replicas. A sync-on-read variable is saved
     as its aggregate. On restore a SUM is divided among the replicas; any other aggregate is copied to each replica. So
