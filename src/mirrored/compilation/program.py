@@ -24,12 +24,13 @@ from mirrored._jax.traces import CaptureTracer, Tracer, current_trace, is_eval
 from mirrored._jax.trees import Structure, tree_flatten
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
-from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, explained_error, lose_failed
+from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, lose_failed
 from mirrored.compilation.frozen_state import refuse_result
 from mirrored.compilation.program_checks import (
     check_devices,
     check_ordered,
-    explained_nesting,
+    explained_failure,
+    explaining_forward_mode,
     is_outer,
     refuse_rerun,
     several_processes,
@@ -149,7 +150,7 @@ class Program:
             flat_out = [array for leaf in leaves if (array := self._take_result(leaf)) is not None]
             return [*take_values(self._store.staged), *flat_out]
 
-        with caches.fresh():
+        with caches.fresh(), explaining_forward_mode(self._name, self._store):
             return stage(flat, self._arguments.shapes()).with_own_constants()
 
     def described(self) -> Any:
@@ -327,7 +328,7 @@ class Program:
             except BaseException as error:
                 if self._several is not None:
                     self._met.record_dispatch(None)
-                explained = explained_error(self._name, error)
+                explained = explained_failure(self._name, error, self._store)
                 if explained is None:
                     raise
                 raise explained from None
@@ -382,8 +383,7 @@ class Program:
             except BaseException as error:
                 if together:
                     self._met.record_dispatch(None)
-                nesting = explained_nesting(self._name, error) if isinstance(error, ValueError) else None
-                explained = nesting or explained_error(self._name, error)
+                explained = explained_failure(self._name, error, self._store)
                 if explained is None:
                     raise
                 raise explained from error

@@ -11,7 +11,7 @@ import jax
 
 from mirrored._jax.source_lines import is_of_users
 from mirrored._jax.traces import CaptureTracer, Tracer
-from mirrored.compilation.dispatch import first_line
+from mirrored.compilation.dispatch import explained_error, first_line
 from mirrored.errors import ContextError, MirroredError, TransformError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ _MASKS: Final = (
 _TRACED: Final = re.compile(r"<[^<>]*\(being traced\)>")
 
 
+_OF_FORWARD_MODE: Final = "can't apply forward-mode autodiff"
 _OF_JAXLIB: Final = "Non-hashable static arguments"  # raised by C++ code, which has no Python frame
 
 
@@ -84,13 +85,49 @@ def _explained_use(called: str, error: Exception) -> TransformError | None:
     )
 
 
-def explained_nesting(called: str, error: ValueError) -> TransformError | None:
-    """Returns a TransformError that explains JAX's error for a nested `deterministic=True` run; None for other errors.
+@contextmanager
+def explaining_forward_mode(called: str, store: FunctionStore) -> Iterator[None]:
+    """Context manager that explains JAX's error for forward-mode autodiff of a `deterministic=True` run in a trace."""
+    try:
+        yield
+    except TypeError as error:
+        explained = _forward_mode_error(called, error, store)
+        if explained is None:
+            raise
+        raise explained from error
 
-    Nested means that the run is called while JAX traces another program.
-    """
-    if "compiler_options" not in str(error):
+
+def _forward_mode_error(called: str, error: TypeError, store: FunctionStore) -> TransformError | None:
+    if not store.bit_identical or _OF_FORWARD_MODE not in str(error) or isinstance(error, MirroredError):
         return None
+    return TransformError(
+        called,
+        found="forward-mode autodiff (jax.jvp, jax.jacfwd, jax.hessian) in a function with a run of a strategy with "
+        "deterministic=True",
+        rule="the fixed-order sums of such a run, like all jax.custom_vjp functions, have derivatives in reverse mode "
+        "only",
+        remedy="use jax.jacrev instead of jax.jacfwd, jax.jacrev(jax.grad(f)) instead of jax.hessian(f), or a tape; "
+        "jax.jvp may be called in the replica function",
+    )
+
+
+def explained_failure(called: str, error: BaseException, store: FunctionStore) -> MirroredError | None:
+    """Converts an error that JAX raises when it compiles or calls a program to ours; returns None for any other error.
+
+    Args:
+        called: What the user called, for messages.
+        error: The error.
+        store: The variable store of the program.
+    """
+    if isinstance(error, TypeError):
+        return _forward_mode_error(called, error, store)
+    if isinstance(error, ValueError) and "compiler_options" in str(error):
+        return _nesting_error(called)
+    return explained_error(called, error)
+
+
+def _nesting_error(called: str) -> TransformError:
+    """Returns the error to raise if a `deterministic=True` run is called while JAX traces another program."""
     return TransformError(
         called,
         found="it contains a run with deterministic=True, and was called while JAX traces another program (`jax.jit`, "

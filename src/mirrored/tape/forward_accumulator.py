@@ -155,7 +155,14 @@ class ForwardAccumulator:
         transposed = jax.linear_transpose(pull, jax.ShapeDtypeStruct(value.shape, value.dtype))
         if not connected:
             return None
-        (result,) = transposed([self._tangents[place] for place in connected])
+        tangents = [self._tangents[place] for place in connected]
+        try:
+            (result,) = transposed(tangents)
+        except NotImplementedError:
+            # JAX does not transpose a `jax.custom_vjp` function, such as a sum over replicas in a fixed order, but it
+            # differentiates it. The derivative of a linear function is its transpose.
+            _, derivative = jax.vjp(pull, jnp.zeros(value.shape, value.dtype))
+            (result,) = derivative(tangents)
         return result
 
 
