@@ -25,6 +25,7 @@ from mirrored.runtime.ambient import within
 from mirrored.runtime.staged_values import take_values
 from mirrored.runtime.variable_store import FunctionStore
 from mirrored.values import structures
+from mirrored.values.attributes import has_attribute
 from mirrored.values.distributed_values import DistributedValues
 from mirrored.variables import Variable
 
@@ -33,7 +34,11 @@ from mirrored.variables import Variable
 
 def is_spec(leaf: object) -> bool:
     """Returns whether a pytree leaf, such as `jax.ShapeDtypeStruct`, has a shape and dtype but no value."""
-    return not isinstance(leaf, (jax.Array, np.ndarray, Variable)) and hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return (
+        not isinstance(leaf, (jax.Array, np.ndarray, Variable))
+        and has_attribute(leaf, "shape")
+        and has_attribute(leaf, "dtype")
+    )
 
 
 class ConcreteFunction:

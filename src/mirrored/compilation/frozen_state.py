@@ -37,6 +37,7 @@ from mirrored.compilation.captured_objects import (
 )
 from mirrored.errors import ArgumentError
 from mirrored.runtime.hooks import IteratedAsPython
+from mirrored.values.attributes import attribute
 
 _MOST_ITEMS: Final = 16
 _TAKING: Final = frozenset(("get", "get_nowait"))
@@ -233,7 +234,7 @@ def within_reach(function: Callable[..., Any], visited: list[Any] | None = None)
     while waiting:
         plain, bound = _plain(waiting.pop())
         found += bound
-        code = getattr(plain, "__code__", None)
+        code = attribute(plain, "__code__")
         if code is None or id(code) in seen:
             continue
         seen.add(id(code))
@@ -246,7 +247,7 @@ def within_reach(function: Callable[..., Any], visited: list[Any] | None = None)
             if isinstance(value, weakref.ref):
                 name, value = "self", value()
             found.append((name, value))
-            if getattr(_plain(value)[0], "__module__", None) == home:
+            if attribute(_plain(value)[0], "__module__") == home:
                 waiting.append(value)
     return [part for name, value in found for part in _with_parts(name, value, reads, found)]
 
@@ -262,8 +263,8 @@ def _plain(function: Callable[..., Any]) -> tuple[Any, list[tuple[str, Any]]]:
         elif isinstance(function, types.MethodType):
             bound.append(("self", function.__self__))
             function = function.__func__
-        elif hasattr(function, "python_function"):
-            function = function.python_function
+        elif (wrapped := attribute(function, "python_function")) is not None:
+            function = wrapped
         else:
             break
     return function, bound
@@ -371,7 +372,7 @@ def codes_of(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) -> list[
     found: list[types.CodeType] = []
     while waiting or called:
         waiting += (one for name in called for one in methods.pop(name))
-        codes = [code for one in waiting if (code := getattr(_plain(one)[0], "__code__", None)) is not None]
+        codes = [code for one in waiting if (code := attribute(_plain(one)[0], "__code__")) is not None]
         found += codes
         names = set().union(*(names_in(code)[1] for code in codes))
         waiting, called = [], names & methods.keys()
@@ -380,8 +381,8 @@ def codes_of(functions: Sequence[Any], deep: Sequence[tuple[str, Any]]) -> list[
 
 def _function_of(member: object) -> object:
     """Returns the function of a method, property, class method or static method."""
-    for attribute in ("fget", "func", "__func__"):
-        member = getattr(member, attribute, None) or member
+    for name in ("fget", "func", "__func__"):
+        member = attribute(member, name) or member
     return member
 
 

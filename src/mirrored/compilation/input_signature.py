@@ -16,6 +16,7 @@ from mirrored._typing import Leaf
 from mirrored.compilation.static_keys import static_key
 from mirrored.errors import SignatureError
 from mirrored.values import structures
+from mirrored.values.attributes import has_attribute
 from mirrored.values.distributed_values import Mirrored, PerReplica
 
 _KINDS: Final[tuple[Any, ...]] = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
@@ -145,7 +146,7 @@ def _fit_leaf(name: str, place: int, spec: Any, leaf: Leaf) -> Any:
     if isinstance(leaf, PerReplica):
         return leaf
     dtype = dtype_of(spec)
-    if _is_numpy_mirrored(leaf) or hasattr(leaf, "dtype"):
+    if _is_numpy_mirrored(leaf) or has_attribute(leaf, "dtype"):
         array = from_numpy(leaf, dtype)
     else:
         array = _converted(name, place, spec, leaf)
@@ -181,7 +182,7 @@ def _dims(shape: Sequence[int | None] | None) -> str:
 
 
 def _is_spec(value: object) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    return has_attribute(value, "shape") and has_attribute(value, "dtype")
 
 
 def _mismatch_error(name: str, found: str, wanted: str) -> SignatureError:

@@ -20,6 +20,7 @@ from mirrored._typing import HostArray, PyTree
 from mirrored.data.keys import as_records, contains_keys, implementation, represents_keys, with_keys
 from mirrored.data.padded_shapes import check_rank, padded_shapes_of, per_leaf
 from mirrored.errors import ArgumentError, StructureError
+from mirrored.values.attributes import attribute
 
 Element: TypeAlias = Any
 
@@ -99,16 +100,15 @@ def handed_out(element: Element) -> Element:
 def _leaf(leaf: object, called: str, narrow: bool) -> Any:
     if isinstance(leaf, np.ndarray | np.generic | bytes):
         return _as_bytes(leaf)
-    if getattr(leaf, "is_dataset", False):
+    if attribute(leaf, "is_dataset", False):
         return leaf
     if is_key(leaf):
         return as_records(leaf)  # type: ignore[arg-type]
     if isinstance(leaf, str):
         return leaf.encode()
-    if isinstance(leaf, bool | int | float | complex | list):
-        array = _array(leaf, called)
-        return narrowed(array) if narrow and not has_wide_items(leaf, array) else array
-    return _array(leaf, called)
+    array = _array(leaf, called)
+    may_narrow = narrow and isinstance(leaf, bool | int | float | complex | list)
+    return narrowed(array) if may_narrow and not has_wide_items(leaf, array) else array
 
 
 def _as_bytes(value: np.ndarray | np.generic | bytes) -> Any:
@@ -143,6 +143,8 @@ def _array(leaf: object, called: str) -> np.ndarray:
             rule="a list in an element becomes one NumPy array, and NumPy has no keys",
             remedy="use one array of keys, jax.numpy.stack(keys), or a tuple for a structure",
         ) from error
+    except LookupError:  # raised by the leaf, of which NumPy reads attributes (see `values.attributes`)
+        array = np.empty(1, object)
     if array.dtype.kind in "US" and isinstance(leaf, list):
         array = np.array(leaf, object)  # items of an array of dtype S or U lose NUL characters at their ends
     if array.dtype.kind in "UST" or (array.dtype.kind == "O" and _are_texts(array)):
@@ -196,7 +198,7 @@ def stack(elements: Sequence[Element], called: str = "Dataset.batch") -> Element
 def _columns(elements: Sequence[Element], called: str, one: str = "element") -> tuple[list[list[Any]], Structure]:
     """Transposes elements into one list of values per leaf; raises if structures differ or a leaf is a dataset."""
     columns, treedef = columns_of(elements, called, one, "batch")
-    if any(getattr(column[0], "is_dataset", False) for column in columns):
+    if any(attribute(column[0], "is_dataset", False) for column in columns):
         raise StructureError(
             called,
             found="the elements are datasets, such as the windows of Dataset.window, or contain some",
@@ -263,7 +265,7 @@ def _dtype_with_room(column: list[Any]) -> np.dtype[Any]:
 
 def _has_dtype(leaf: Any, dtype: np.dtype[Any]) -> bool:
     """Returns whether a value has the given dtype; string dtypes of different lengths count as equal."""
-    own = getattr(leaf, "dtype", None)
+    own = attribute(leaf, "dtype")
     return own == dtype or (own is not None and own.kind == dtype.kind and dtype.kind in "SU")
 
 
@@ -301,7 +303,7 @@ def described(leaf: HostArray | np.generic | bytes) -> str:
     if isinstance(leaf, bytes):
         return "bytes"
     impl = implementation(leaf.dtype) if isinstance(leaf, np.ndarray | np.generic) else None
-    kind = getattr(leaf, "dtype", type(leaf).__name__) if impl is None else f"key<{impl}>"
+    kind = attribute(leaf, "dtype", type(leaf).__name__) if impl is None else f"key<{impl}>"
     return f"{kind}[{', '.join(map(str, np.shape(leaf)))}]"
 
 
@@ -437,7 +439,7 @@ def with_widths_of(before: Element, element: Element) -> Element:
 
 
 def _with_width_of(before: Any, leaf: Any) -> Any:
-    old, new = getattr(before, "dtype", None), getattr(leaf, "dtype", None)
+    old, new = attribute(before, "dtype"), attribute(leaf, "dtype")
     if old is None or new is None or old == new or old.kind not in "iufc" or old.kind != new.kind:
         return leaf
     return leaf.astype(old) if old.itemsize > new.itemsize else leaf

@@ -17,6 +17,7 @@ from mirrored.data.elements import Element
 from mirrored.data.keys import as_keys, data_of, implementation
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.topology.device_assignment import DeviceAssignment
+from mirrored.values.attributes import attribute
 from mirrored.values.distributed_values import PerReplica
 
 # Splits a global batch into per-replica batches. Pure functions on arrays, without devices or strategies.
@@ -306,7 +307,7 @@ class Placer:
         return PerReplica.of_components(placed, self.device_assignment, is_ragged=is_ragged)
 
     def _put(self, leaf: HostArray | np.generic | bytes, replica: int) -> Any:
-        dtype = getattr(leaf, "dtype", np.dtype(object))
+        dtype = attribute(leaf, "dtype", np.dtype(object))
         if is_host_dtype(dtype):
             impl = implementation(dtype)
             return owned(leaf) if impl is None else as_keys(self._put(data_of(leaf), replica), impl)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from mirrored.data.elements import Element, described, first_lost, keeps_values
 from mirrored.data.keys import implementation
 from mirrored.errors import StructureError
 from mirrored.values import html
+from mirrored.values.attributes import attribute
 from mirrored.values.tensor_shape import TensorShape
 
 
@@ -84,7 +85,7 @@ def spec_of(element: Element) -> Any:
     def leaf_spec(leaf: Leaf) -> ArraySpec:
         if isinstance(leaf, bytes):
             return ArraySpec((), np.dtype(object))
-        dtype = np.dtype(getattr(leaf, "dtype", object))
+        dtype = np.dtype(attribute(leaf, "dtype", object))
         return ArraySpec(tuple(np.shape(leaf)), dtype if dtype.isnative else dtype.newbyteorder("="))
 
     return tree_map(leaf_spec, element)

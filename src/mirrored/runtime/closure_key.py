@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+from mirrored.values.attributes import attribute
+
 # Every call of a driven function executes the ``def`` or ``lambda`` of its replica function anew, so the function
 # objects differ. Two functions have one program if they have the same code, globals and values: those that they close
 # over, have as defaults or attributes, or are bound to. Functions among the values are compared like the function
@@ -28,7 +30,7 @@ def code_of(function: Callable[..., Any]) -> Hashable:
     """Returns the code object of a function; for another callable, the callable itself, or its class if unhashable."""
     while isinstance(function, functools.partial):
         function = function.func
-    code = getattr(function, "__code__", None)
+    code = attribute(function, "__code__")
     if isinstance(code, types.CodeType):
         return code
     try:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import Tracer
+from mirrored.values.attributes import attribute
 from mirrored.values.distributed_values import DistributedValues
 
 # Every replica executes the ``def``, ``lambda`` or ``class`` inside its function anew, so the function objects differ.
@@ -152,10 +153,10 @@ def _code_of(function: object) -> object:
 
 
 def _own_code(function: object) -> object:
-    code = getattr(function, "__code__", None)
+    code = attribute(function, "__code__")
     if isinstance(code, types.CodeType):
         return code
-    kind, own = type(function), getattr(function, "__dict__", {})
+    kind, own = type(function), attribute(function, "__dict__", {})
     # What `jax.jit` and `mirrored.function` return is made anew, too, and holds objects that differ.
     compared = (*_SCALARS, *_FUNCTIONS) if "__wrapped__" in own else object
     attributes = {
@@ -163,7 +164,7 @@ def _own_code(function: object) -> object:
         for name, value in own.items()
         if name != "__wrapped__" and isinstance(value, compared) and not _is_array(value)
     }
-    return kind.__module__, kind.__qualname__, getattr(function, "__name__", None), attributes
+    return kind.__module__, kind.__qualname__, attribute(function, "__name__"), attributes
 
 
 def _chain(function: object) -> list[Any]:
@@ -179,7 +180,7 @@ def _chain(function: object) -> list[Any]:
 def _unbound(function: object) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
-    return getattr(function, "__func__", function)
+    return attribute(function, "__func__", function)
 
 
 def _wrapped(function: object) -> object:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mirrored.errors import ArgumentError
 from mirrored.runtime.hooks import shape_error
+from mirrored.values.attributes import has_attribute
 from mirrored.values.distributed_values import DistributedValues
 
 
@@ -24,7 +25,7 @@ def as_arguments(called: str, args: Any, spelled: str) -> tuple[Any, ...]:
     Raises:
         ArgumentError: `args` is an array, a variable, a per-replica value, a dict or a string.
     """
-    if not hasattr(args, "shape") and not isinstance(args, (DistributedValues, Mapping, str, bytes)):
+    if not has_attribute(args, "shape") and not isinstance(args, (DistributedValues, Mapping, str, bytes)):
         return tuple(args)
     raise wrong_arguments_error(called, f"args is of type {type(args).__name__}", spelled)
 

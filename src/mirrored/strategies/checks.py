@@ -37,6 +37,7 @@ from mirrored.runtime.function_key import key_of
 from mirrored.runtime.staged_values import VariableLike
 from mirrored.topology.device_assignment import DECLARED_AXIS
 from mirrored.values import structures
+from mirrored.values.attributes import attribute, has_attribute
 from mirrored.values.distributed_values import PerReplica
 from mirrored.values.provenance import Makers
 
@@ -278,7 +279,7 @@ def warn_if_fed_back(fn: Callable[..., Any], arguments: Sequence[Any]) -> Makers
             made_by |= leaf.made_by.functions
     code = _code_of(fn)
     if code in made_by:
-        name = getattr(fn, "__name__", type(fn).__name__)
+        name = attribute(fn, "__name__", type(fn).__name__)
         warnings.warn(
             f"Strategy.run({name}) got per-replica results of an earlier Strategy.run({name}) as arguments. If they "
             "are the state of a model, every replica trains a separate model, on its per-replica batch only. Declare "
@@ -310,7 +311,7 @@ def _is_spec(value: object) -> bool:
 
 
 def _is_floating(value: object) -> bool:
-    dtype = getattr(value, "dtype", None)
+    dtype = attribute(value, "dtype")
     return dtype is not None and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
@@ -319,12 +320,12 @@ def _code_of(fn: Callable[..., Any]) -> Any:
     while True:
         if isinstance(fn, functools.partial):
             fn = fn.func
-        elif hasattr(fn, "__wrapped__"):
+        elif has_attribute(fn, "__wrapped__"):
             fn = inspect.unwrap(fn)
         else:
             break
-    fn = getattr(fn, "__func__", fn)
-    return getattr(fn, "__code__", None) or type(fn)
+    fn = attribute(fn, "__func__", fn)
+    return attribute(fn, "__code__") or type(fn)
 
 
 def checked_components(components: Sequence[Any], bits: Callable[[Any], bytes], label: str) -> None:
@@ -371,7 +372,7 @@ def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is
         for name, key in key_of(fn).arrays:
             if _is_explicit(key.array):
                 raise _explicit_axes_error(f"the function closes over {name!r}", key.array) from error
-        code = getattr(fn, "__code__", None)
+        code = attribute(fn, "__code__")
         for name in code.co_names if code is not None else ():
             value = fn.__globals__.get(name)
             if value is not None and _is_explicit(value):

@@ -35,6 +35,7 @@ from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.argument_checks import as_axis, check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
+from mirrored.values.attributes import attribute
 from mirrored.values.belonging import check_placement
 from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
 from mirrored.values.sparse_rows import SparseRows
@@ -182,7 +183,7 @@ def _check_leaf(called: str, op: ReduceOp, leaf: object) -> None:
         leaf = leaf.local[0] if isinstance(leaf, LocalPerReplica) else leaf.first()
     if leaf is None:
         return
-    dtype = getattr(leaf, "dtype", None)
+    dtype = attribute(leaf, "dtype")
     check_dtype(called, op, as_array(leaf).dtype if dtype is None else dtype)
 
 

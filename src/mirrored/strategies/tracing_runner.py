@@ -31,6 +31,7 @@ from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.padding import scope_of
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
+from mirrored.values.attributes import has_attribute
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def _are_equal_constants(components: Sequence[Any]) -> bool:
     if any(type(one) is not type(first) for one in components):
         return False
     if isinstance(first, (float, complex)):
-        return not hasattr(first, "dtype") and all(repr(one) == repr(first) for one in components)
+        return not has_attribute(first, "dtype") and all(repr(one) == repr(first) for one in components)
     return isinstance(first, (bool, int, str, bytes)) and all(one == first for one in components)
 
 

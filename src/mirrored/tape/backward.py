@@ -25,6 +25,7 @@ from mirrored.tape.no_derivative import Key, NoDerivative
 from mirrored.tape.operation import Operation
 from mirrored.tape.record import Record, Recorder
 from mirrored.tape.trace import TapeTrace, run_under
+from mirrored.values.attributes import attribute, has_attribute
 from mirrored.values.distributed_values import PerReplica, is_padded
 
 # Flattens the sources and targets of gradients, which are structures of arrays and variables.
@@ -63,12 +64,12 @@ class UnconnectedGradients(enum.Enum):
 
 def is_variable(value: object) -> TypeGuard[ReadableVariable]:
     """Returns whether `value` is a variable, recognised by its attributes `read_value` and `trainable`."""
-    return hasattr(value, "trainable") and hasattr(value, "read_value")
+    return has_attribute(value, "trainable") and has_attribute(value, "read_value")
 
 
 def announced(variable: Any) -> Any:
     """Returns the object by which tapes identify a variable: the underlying variable if a framework has wrapped it."""
-    return getattr(variable, "announced", variable)
+    return attribute(variable, "announced", variable)
 
 
 def is_array(value: object) -> bool:
@@ -156,14 +157,12 @@ def source_of(leaf: Any, called: str) -> Any:
 
 
 def whole_variable(leaf: Any, called: str) -> Any:
-    """Returns the variable of which `leaf` is the only copy.
-
-    Any other leaf is returned unchanged.
+    """Returns the variable of which `leaf` is the only copy; returns any other leaf unchanged.
 
     Raises:
         TapeError: The leaf is one of several components.
     """
-    container = getattr(leaf, "container", None) if is_variable(leaf) else None
+    container = attribute(leaf, "container") if is_variable(leaf) else None
     if container is None:
         return leaf
     if container.num_replicas > 1:

@@ -7,7 +7,7 @@ In JAX's pytrees, None is instead an empty structure.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from mirrored._typing import PyTree
 from mirrored.tf._indexed_slices import IndexedSlices
 from mirrored.tf._shapes import TensorShape
 from mirrored.tf._table import op
+from mirrored.values.attributes import has_attribute
 from mirrored.values.distributed_values import PerReplica
 
 _NESTED: Final = (list, tuple, Mapping, deque, MappingView)
@@ -89,12 +90,12 @@ def remade(structure: PyTree, parts: Sequence[Any]) -> Any:
         in_order = {key: by_key[key] for key in structure}
         if type(structure) is dict:
             return in_order
-        if hasattr(structure, "default_factory"):
-            return type(structure)(structure.default_factory, in_order)  # type: ignore[call-arg]
+        if isinstance(structure, defaultdict):
+            return type(structure)(structure.default_factory, in_order)
         return type(structure)(in_order)  # type: ignore[call-arg]
     if isinstance(structure, PerReplica):
         return PerReplica.of_components(parts, structure.device_assignment)
-    if hasattr(structure, "_fields"):
+    if has_attribute(structure, "_fields"):
         return type(structure)(*parts)
     if isinstance(structure, MappingView):
         return list(parts)
@@ -151,7 +152,7 @@ def assert_same_structure(
 
 
 def _same_sequence(one: PyTree, other: PyTree) -> bool:
-    if hasattr(one, "_fields") and hasattr(other, "_fields"):
+    if has_attribute(one, "_fields") and has_attribute(other, "_fields"):
         return type(one).__name__ == type(other).__name__ and one._fields == other._fields
     return type(one) is type(other)
 

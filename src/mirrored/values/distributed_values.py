@@ -25,6 +25,7 @@ from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
 from mirrored.errors import ValuesError
 from mirrored.values import html
+from mirrored.values.attributes import attribute
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.provenance import Batch, Makers
 from mirrored.values.reprs import distributed_repr, outline_of, traced_repr
@@ -177,14 +178,13 @@ class PerReplica(_NotAnArray):
 
     def _set(self, components: tuple[Any, ...], device_assignment: DeviceAssignment | None, is_ragged: bool) -> None:
         if device_assignment is None and components:  # the values of a variable are on the variable's devices
-            device_assignment = getattr(getattr(components[0], "container", None), "device_assignment", None)
+            device_assignment = attribute(attribute(components[0], "container"), "device_assignment")
         self._components: tuple[Any, ...] | None = components
         self._stacked: jax.Array | None = None
         self._device_assignment = device_assignment
         self.is_placed = device_assignment is not None
         self._ragged = is_ragged
-        self.made_by = _NO_MAKERS
-        self.of_uneven_batch = False
+        self.made_by, self.of_uneven_batch = _NO_MAKERS, False
 
     @classmethod
     def of_components(
@@ -350,7 +350,7 @@ class LocalPerReplica(PerReplica):
     @property
     def component_shape(self) -> tuple[int, ...] | None:
         """The common shape of the components of this device's replicas; None if their shapes differ."""
-        shapes = {getattr(component, "shape", None) for component in self.local}
+        shapes = {attribute(component, "shape") for component in self.local}
         return shapes.pop() if len(shapes) == 1 else None
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mirrored.topology.device_assignment import name_device
+from mirrored.values.attributes import attribute
 
 _MOST_ELEMENTS: Final = 1000
 _MOST_CHARACTERS: Final = 300
@@ -39,7 +40,7 @@ def text(words: str) -> str:
 
 def outline(value: object) -> str:
     """Returns the dtype and shape of an array, such as ``float32[3,4]``, or the type name of another object."""
-    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    dtype, shape = attribute(value, "dtype"), attribute(value, "shape")
     if dtype is None or shape is None:
         return type(value).__name__
     return f"{dtype}[{','.join(map(str, shape))}]"
@@ -47,7 +48,7 @@ def outline(value: object) -> str:
 
 def short(value: object) -> str:
     """Returns an array's elements as one short line, or only their number if there are more than 1,000."""
-    size = getattr(value, "size", None)
+    size = attribute(value, "size")
     if isinstance(size, int) and size > _MOST_ELEMENTS:
         return f"({size:,} elements)"
     try:

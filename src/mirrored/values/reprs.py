@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mirrored.values.attributes import attribute
+
 
 def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
     """Returns the repr of a distributed value during tracing: ``<Name of 2 replicas: float32[3] (traced)>``."""
@@ -14,7 +16,7 @@ def traced_repr(name: str, replicas: int, outlines: Sequence[str]) -> str:
 
 def outline_of(value: object) -> str:
     """Formats a value briefly for messages: dtype and shape (``float32[3]``) of an array, else the `repr`."""
-    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    dtype, shape = attribute(value, "dtype"), attribute(value, "shape")
     return repr(value) if dtype is None or shape is None else f"{dtype}[{','.join(map(str, shape))}]"
 
 

@@ -31,6 +31,7 @@ from mirrored._jax.traces import (
 )
 from mirrored._typing import HostArray, Leaf
 from mirrored.errors import ValuesError
+from mirrored.values.attributes import attribute
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -119,7 +120,7 @@ def stack_components(
 
 
 def _dtype_of(component: Any) -> Any:
-    dtype = getattr(component, "dtype", None)
+    dtype = attribute(component, "dtype")
     if dtype is None:
         return as_array(component).dtype
     return canonical_dtype(dtype)

@@ -27,6 +27,7 @@ from mirrored.errors import ArgumentError, DisagreementError, MergeError, Values
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.topology.device_assignment import DeviceAssignment
+from mirrored.values.attributes import attribute, has_attribute
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables.rules import check_kind
 from mirrored.variables.state_lock import stored_immediately
@@ -174,8 +175,9 @@ def evaluate_initial(initial_value: Operand, dtype: DTypeLike | None, name: str 
     if store is not None and store.captures:  # its values are tracers; the store of an eager run has current values
         store = None
     with eager(), caches.using(None), within(store=store, listeners=()):
-        value = initial_value() if callable(initial_value) and not hasattr(initial_value, "dtype") else initial_value
-        if store is not None and hasattr(value, "stored_component"):
+        is_initializer = callable(initial_value) and not has_attribute(initial_value, "dtype")
+        value = initial_value() if is_initializer else initial_value
+        if store is not None and has_attribute(value, "stored_component"):
             value = value.read_value()
         if isinstance(value, PerReplica):
             raise ValuesError(
@@ -213,7 +215,7 @@ def _first_value(source: Any) -> Any:
 
     The variable is ``source.variable``, or `source` itself if it has no such attribute.
     """
-    variable = getattr(source, "variable", source)
+    variable = attribute(source, "variable", source)
     return variable.stored_component(0)
 
 
