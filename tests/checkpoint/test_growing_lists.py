@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
+from mirrored.elastic.snapshots import packed, unpacked
 from mirrored.errors import CheckpointMismatchError
 
 
@@ -207,3 +208,54 @@ def test_parameters_in_lists_are_restored_and_not_lost(tmp_path: Path) -> None:
     second.layers[0].build(0.0)
     second.layers.append(Layer().build(0.0))
     assert [float(layer.w.numpy()) for layer in second.layers] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("how", ["restore", "memory"])
+@pytest.mark.parametrize("place", ["part", "attribute", "alias"])
+def test_counts_are_continued(how: str, place: str, tmp_path: Path) -> None:
+    """A counter began anew, silently: it has no items before the program counts."""
+
+    def begun() -> tuple[Checkpoint, Counter[Any], defaultdict[Any, Any]]:
+        counts, sums, trainer = Counter[Any](), defaultdict[Any, Any](float), Trainer()
+        trainer.history = []
+        vars(trainer).update(counts=counts, sums=sums)
+        parts = {"counts": counts, "sums": sums} if place == "part" else {"trainer": trainer}
+        if place == "alias":
+            parts = {"counts": counts, "sums": sums, "trainer": trainer}
+        return Checkpoint(v=mr.Variable(0.0), **parts), counts, sums
+
+    first, counts, sums = begun()
+    counts.update({"even/odd": 3, 7: 2, "7a": 1})
+    sums["loss"] += 0.5
+    second, counts, sums = begun()
+    counts[7] = 1
+    counts["own"] = 4
+    if how == "restore":
+        status = second.restore(first.write(tmp_path / "c"))
+        assert status.unexpected == ()
+        status.expect_partial()
+    else:
+        head, parts = packed(begin_snapshot(first).finish())
+        restore_snapshot(second, unpacked(head, np.concatenate(parts)))
+    assert counts == {"even/odd": 3, 7: 2, "7a": 1, "own": 4}
+    assert sums == {"loss": 0.5}
+    counts["even/odd"] += 1
+    sums["loss"] += 0.5
+    assert (counts["even/odd"], sums["loss"]) == (4, 1.0)
+
+
+def test_a_restore_that_fails_adds_no_counts(tmp_path: Path) -> None:
+    path = Checkpoint(v=mr.Variable(0.0), counts=Counter(a=1)).write(tmp_path / "c")
+    counts = Counter[str]()
+    with pytest.raises(CheckpointMismatchError):
+        Checkpoint(v=mr.Variable([0.0]), counts=counts).restore(path)
+    assert dict(counts) == {}
+
+
+def test_counts_of_a_model_stay_configuration(tmp_path: Path) -> None:
+    path = Checkpoint(counts=Counter(a=1), v=mr.Variable(0.0)).write(tmp_path / "c")
+    model = Trainer()
+    model.history = []
+    vars(model).update(counts=Counter(b=2), w=mr.Variable(0.0))
+    Checkpoint(model=model, v=mr.Variable(0.0)).restore(path).expect_partial()
+    assert vars(model)["counts"] == {"b": 2}

@@ -338,8 +338,8 @@ class Checkpoint:
         names that it has. A checkpoint saved meanwhile also contains the values, of existing parts, that still wait.
 
         A list or deque of numbers, such as ``Checkpoint(history=[])``, gets the saved numbers that it lacks at once.
-        Numbers that only the program has stay in it: empty it before you go back to an older checkpoint. A list of
-        dicts of numbers, or of scalar arrays, is not continued: entries that are added to it keep the program's values.
+        So does a `Counter` or `defaultdict` with texts or ints as keys. Numbers of the program alone stay: empty it
+        before you go back to an older checkpoint. Entries of a list that are dicts or scalar arrays are not continued.
 
         Variables, lists, dicts and objects with attributes are restored in place. Tuples, frozen dataclasses (such as a
         `TrainState` of arrays), JAX arrays and PRNG keys cannot be changed, so the checkpoint gets a new one, and a

@@ -1,11 +1,11 @@
-"""Restores lists and deques of numbers that a program appends to, such as a history of losses.
+"""Restores lists, deques, counters and default dicts of numbers that a program adds to, such as a history of losses.
 
-A restore appends the saved numbers that they lack.
+A restore adds the saved numbers that they lack.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,12 +13,30 @@ from mirrored.checkpoint.graph import Graph, paths_to
 from mirrored.checkpoint.json_state import decode
 from mirrored.checkpoint.leaves import NumberLeaf, Undo, is_number
 from mirrored.checkpoint.manifest import Manifest
-from mirrored.checkpoint.matching import source_of
+from mirrored.checkpoint.matching import resolve, source_of
+from mirrored.checkpoint.places import creates_items
 
 _Numbers = list[Any] | deque[Any]
+_Counts = Counter[Any] | defaultdict[Any, Any]
 
 
-def append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
+def add_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
+    """Adds missing saved numbers to the program's lists and counters, and returns a function that removes them.
+
+    Args:
+        look: Returns the state of the program.
+        manifest: The manifest of the checkpoint.
+    """
+    undo_lists, undo_counts = _append_saved_numbers(look, manifest), _add_saved_items(look, manifest)
+
+    def undo() -> None:
+        undo_counts()
+        undo_lists()
+
+    return undo
+
+
+def _append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
     """Appends missing saved numbers to the program's lists, and returns a function that removes these numbers.
 
     A program begins with an empty list, so the numbers would have no place, and those that it appends later would have
@@ -67,3 +85,42 @@ def _further(name: str, given: _Numbers, others: Mapping[str, list[str]], manife
         if source is None or manifest.leaves[source].kind != "number":
             return further
         further.append(decode(manifest.leaves[source].value))
+
+
+def _add_saved_items(look: Callable[[], Graph], manifest: Manifest) -> Undo:
+    """Adds missing saved numbers to counters and default dicts, and returns a function that removes them.
+
+    A program reads such an item before it has set it, and goes on with the default.
+    """
+    saved: dict[str, dict[str | int, Any]] = {}
+    for name, one in manifest.leaves.items():
+        if one.key is not None:
+            saved.setdefault(name.rpartition("/")[0], {})[one.key] = decode(one.value)
+    grown: list[tuple[_Counts, list[str | int]]] = []
+
+    def undo() -> None:
+        for given, keys in grown:
+            _remove(given, keys)
+
+    if not saved:
+        return undo
+    graph = look()
+    others = graph.other_names()
+    for given in graph.visited.values():
+        if creates_items(given) and all(map(is_number, given.values())):
+            paths = paths_to(graph.names[id(given)], others)
+            items = next((found for path in paths if (found := saved.get(resolve(path, manifest)))), {})
+            further = {key: value for key, value in items.items() if key not in given}
+            grown.append((given, list(further)))
+            dict.update(given, further)  # the method of `Counter` adds numbers to those that are there
+    graph = look()
+    numbers = {leaf.owner for leaf in graph.leaves.values() if isinstance(leaf, NumberLeaf)}
+    for given, keys in grown:  # numbers in an object that holds variables are configuration
+        if id(given) not in numbers:
+            _remove(given, keys)
+    return undo
+
+
+def _remove(given: _Counts, keys: list[str | int]) -> None:
+    for key in keys:
+        given.pop(key, None)

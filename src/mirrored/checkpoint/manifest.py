@@ -212,11 +212,14 @@ def _leaf_to_json(saved: Saved) -> dict[str, Any]:
     # the leaf by the axis of components or of the words of a key.
     value = list(saved.value.shape) if saved.is_array else saved.value
     components = {} if saved.components is None else {"components": len(saved.components)}
-    return {"kind": saved.kind, "shape": list(saved.shape), "dtype": saved.dtype, "value": value, **components}
+    key = {} if saved.key is None else {"key": saved.key}
+    return {"kind": saved.kind, "shape": list(saved.shape), "dtype": saved.dtype, "value": value, **components, **key}
 
 
 def _leaf_from_json(leaf: dict[str, Any]) -> Saved:
-    return Saved(leaf["kind"], tuple(leaf["shape"]), leaf["dtype"], leaf["value"], leaf.get("components"))
+    return Saved(
+        leaf["kind"], tuple(leaf["shape"]), leaf["dtype"], leaf["value"], leaf.get("components"), leaf.get("key")
+    )
 
 
 def _stored_dtype(saved: Saved) -> str:

@@ -10,8 +10,9 @@ import abc
 import copy
 import dataclasses
 import inspect
+from collections import Counter, defaultdict
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from mirrored.errors import ArgumentError, ArgumentTypeError
 
@@ -153,6 +154,11 @@ def defines(value: object, *methods: str) -> bool:
     `hasattr` is not sufficient: some objects return a value for any name, as `nnx.Rngs` does with random streams.
     """
     return not isinstance(value, type) and all(inspect.getattr_static(value, name, None) for name in methods)
+
+
+def creates_items(value: object) -> TypeGuard[Counter[Any] | defaultdict[Any, Any]]:
+    """Returns whether reading a missing item of `value` gives a default: programs do not create the item."""
+    return type(value) in (Counter, defaultdict)
 
 
 def is_frozen(value: object) -> bool:

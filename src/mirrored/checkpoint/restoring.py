@@ -13,7 +13,7 @@ from mirrored._blocks import contextmanager
 from mirrored._jax.traces import eager
 from mirrored.checkpoint.extra import engine
 from mirrored.checkpoint.graph import SLOTS, Graph
-from mirrored.checkpoint.growing_lists import append_saved_numbers
+from mirrored.checkpoint.growing_lists import add_saved_numbers
 from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Undo
 from mirrored.checkpoint.list_entries import RestartedLists
@@ -104,7 +104,7 @@ class Restoration:
                 one side.
             DamagedCheckpointError: The files were changed or damaged after they were written.
         """
-        undo = append_saved_numbers(self._look, self._manifest)
+        undo = add_saved_numbers(self._look, self._manifest)
         try:
             self._restore(called, lambda name, leaf: True, strict=strict, first=True)
         except BaseException:
