@@ -105,6 +105,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "keras.src.losses.loss.reduce_weighted_values",
             "keras.src.losses.loss.scale_loss_for_distribution",
             "keras.src.losses.loss.unscale_loss_for_distribution",
+            "keras.src.utils.traceback_utils.inject_argument_info_in_traceback",
         }
     ),
     "flax": frozenset(

@@ -170,3 +170,37 @@ def test_a_seed_generator_of_all_replicas_in_a_branch_that_one_replica_takes() -
     with pytest.raises(ReplicaDivergenceError, match="all replicas must draw equally often") as raised:
         mr.function(lambda: strategy.run(step, (batch,)))()
     assert "draw before the branch" in str(raised.value)
+
+
+class ReadsOnHost(keras.layers.Layer):  # type: ignore[misc]
+    """A layer that converts its input, which is traced, to a NumPy array."""
+
+    def call(self, x: Any) -> Any:
+        return np.asarray(x)
+
+
+class Decides(keras.layers.Layer):  # type: ignore[misc]
+    """A layer with a condition on its input."""
+
+    def call(self, x: Any) -> Any:
+        return [one for one in (x, -x) if x.sum() > 0][0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "error"),
+    [(ReadsOnHost, jax.errors.TracerArrayConversionError), (Decides, jax.errors.TracerBoolConversionError)],
+)
+@pytest.mark.parametrize(
+    "call_with",
+    [
+        lambda layer: layer(keras.Input((3,))),
+        lambda layer: mr.function(lambda x: layer(x))(np.ones((2, 3), np.float32)),
+    ],
+    ids=["inferring shapes", "compiled"],
+)
+def test_an_error_about_a_traced_value_in_a_layer_is_shown(layer: Any, error: Any, call_with: Any) -> None:
+    """Keras calls the class of an error with a message, but JAX's take a tracer: an AttributeError hid the error."""
+    shown = f"Exception encountered when calling {layer.__name__}.call(.|\n)*(conversion|converted)"
+    with pytest.raises(error, match=shown) as raised:
+        call_with(layer())
+    assert type(raised.value).__name__ == error.__name__

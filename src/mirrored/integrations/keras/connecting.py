@@ -24,6 +24,7 @@ from mirrored.integrations.keras.optimizers import (
 )
 from mirrored.integrations.keras.plain import connect_plain, wrapped_compute_output_spec
 from mirrored.integrations.keras.private import backend, keras_state, noted_scopes
+from mirrored.integrations.keras.tracer_errors import connect_tracer_errors, with_messages
 from mirrored.integrations.keras.training import wrap_model
 from mirrored.integrations.keras.variables import KerasVariable, adopt
 from mirrored.patches import is_applied, replace, undo
@@ -53,7 +54,8 @@ def connect() -> None:
     replace("keras", scaling, "scale_loss", wrapped_scale_loss(scaling.scale_loss))
     replace("keras", base, "add_variable_from_reference", wrapped_reference(base.add_variable_from_reference))
     wrap_model(keras.Model)
-    replace("keras", backend, "compute_output_spec", wrapped_compute_output_spec(backend.compute_output_spec))
+    infer = with_messages(wrapped_compute_output_spec(backend.compute_output_spec))
+    replace("keras", backend, "compute_output_spec", infer)
     connect_belonging()
     connect_calls()
     connect_control_flow()
@@ -65,6 +67,7 @@ def connect() -> None:
     connect_resuming()
     connect_saving()
     connect_tensorboard()
+    connect_tracer_errors()
 
 
 def disconnect() -> None:

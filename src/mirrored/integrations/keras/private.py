@@ -48,6 +48,8 @@ backend: Any = keras.src.backend
 jax_operations: Any = keras.src.backend.core
 # Keras' training loops look up `distribute_data_input` here for each batch.
 backend_distribution: Any = keras.src.backend.distribution_lib
+# `Operation.__call__` looks up here what adds the arguments of a call to its errors.
+tracebacks: Any = keras.src.utils.traceback_utils
 timeseries: Any = keras.src.utils.timeseries_dataset_utils
 # The modules of its layers refer to TensorFlow as `tf`, which Keras imports if it is installed.
 preprocessing: Any = keras.src.layers.preprocessing
