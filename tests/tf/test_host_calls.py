@@ -178,3 +178,76 @@ def test_a_loop_before_a_condition_calls_the_host_once_per_iteration():
 def test_a_function_returns_as_many_values_as_declared(wrap, call, result, kind, found):
     with pytest.raises(tf.errors.InvalidArgumentError, match=found):
         wrap(lambda x: call(lambda _: result, [x], kind))(tf.constant(1.0))
+
+
+SPECS = [tf.TensorSpec([3], tf.float32), tf.TensorSpec([], tf.int32)]
+
+
+@pytest.mark.parametrize("call", [tf.numpy_function, tf.py_function])
+def test_a_function_whose_shapes_are_stated_is_called_at_execution_only(call, caplog):
+    calls = []
+
+    def env_step(action):
+        calls.append(int(action))
+        return np.full(3, len(calls), np.float32), {5: 50, 6: 60}[int(action)]  # no 0
+
+    compiled = tf.function(lambda action: call(env_step, [action], SPECS))
+    for number, action in enumerate([5, 6, 5], 1):
+        state, reward = compiled(tf.constant(action))
+        assert (np.asarray(state).tolist(), int(reward)) == ([number] * 3, 10 * action)
+    assert calls == [5, 6, 5]
+    assert caplog.text == ""
+
+
+def test_one_spec_in_a_decorator_and_on_two_replicas():
+    strategy = tf.distribute.MirroredStrategy(jax.devices()[:2])
+    calls = []
+
+    @tf.numpy_function(Tout=tf.TensorSpec([2], tf.float32))
+    def pair(x):
+        calls.append(float(x))
+        return np.stack([x, -x])
+
+    rows = strategy.experimental_distribute_values_from_function(
+        lambda c: tf.constant(c.replica_id_in_sync_group + 1.0)
+    )
+    results = tf.function(lambda: strategy.run(pair, args=(rows,)))()
+    assert [np.asarray(one).tolist() for one in results.values] == [[1.0, -1.0], [2.0, -2.0]]
+    assert sorted(calls) == [1.0, 2.0]
+
+
+@WRAPS
+def test_a_result_of_another_shape_than_stated_is_refused(wrap):
+    spec = tf.TensorSpec([2], tf.float32)
+    run = wrap(lambda x: tf.numpy_function(lambda v: v, [x], spec))
+    assert np.asarray(run(tf.constant([1.0, 2.0]))).tolist() == [1.0, 2.0]
+    with pytest.raises(Exception, match=r"returned an array of shape \(3,\); Tout is TensorSpec\(shape=\(2,\)"):
+        jax.block_until_ready(run(tf.ones([3])))
+
+
+def test_without_shapes_the_call_while_tracing_is_logged_once_and_named_in_its_errors(caplog):
+    def counted(x):
+        return np.float32({3: 1}[int(x)])
+
+    def f(x):
+        return tf.numpy_function(counted, [x], tf.float32)
+
+    for _ in range(2):
+        with pytest.raises(KeyError) as raised:
+            tf.function(f)(tf.constant(3.0))
+        assert "zeros for arguments that are not known yet" in raised.value.__notes__[0]
+    assert caplog.text.count("counted (test_host_calls.py") == 1
+    assert "Tout=tf.TensorSpec" in caplog.text
+
+
+def test_the_call_while_tracing_has_the_values_that_are_known():
+    def entry(x):
+        return np.float32({3: 7}[int(x)])
+
+    assert float(tf.function(lambda: tf.numpy_function(entry, [tf.constant(1) + 2], tf.float32))()) == 7.0
+
+
+def test_a_shape_that_changes_is_refused_with_the_remedy():
+    run = tf.function(lambda x: tf.numpy_function(np.unique, [x], tf.float32))
+    with pytest.raises(Exception, match=r"returned shapes \[\(2,\)\](.|\n)*Tout=tf.TensorSpec"):
+        jax.block_until_ready(run(tf.constant([1.0, 2.0])))

@@ -414,7 +414,7 @@ def norm(
 def numpy_function(
     func: Callable[..., Any] | None = None,
     inp: Sequence[Any] | None = None,
-    Tout: DTypeLike | Sequence[DTypeLike] | None = None,
+    Tout: DTypeLike | TensorSpec | Sequence[DTypeLike | TensorSpec] | None = None,
     stateful: builtins.bool = True,
     name: str | None = None,
 ) -> Any: ...
@@ -447,7 +447,7 @@ def print(
 def py_function(
     func: Callable[..., Any] | None = None,
     inp: Sequence[Any] | None = None,
-    Tout: DTypeLike | Sequence[DTypeLike] | None = None,
+    Tout: DTypeLike | TensorSpec | Sequence[DTypeLike | TensorSpec] | None = None,
     name: str | None = None,
 ) -> Any: ...
 def range(
