@@ -95,6 +95,12 @@ def not_in_a_list(x):
     return x if n not in [1, n + 1] and n in [n] and "b" not in "ac" and 1 in {1: 2} else -x
 
 
+def in_evaluates_its_left_operand_first(x):
+    seen = []
+    found = seen.append("left") in [seen.append("right")]
+    return x if found else -x, seen == ["left", "right"]
+
+
 def in_comprehensions(x):
     n = tf.constant(1) + 1
     return x * sum([i for i in range(4) if not n == i if n != 0]), {i for i in (1, 2, 3) if i > n}

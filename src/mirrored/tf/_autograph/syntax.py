@@ -227,7 +227,7 @@ class KnownValueTransformer(ast.NodeTransformer):
         self.generic_visit(node)
         if len(node.ops) > 1 or not isinstance(node.ops[0], (ast.In, ast.NotIn)):
             return node
-        found = _call("contains", node.comparators[0], node.left)
+        found = _call("is_in", node.left, node.comparators[0])
         return found if isinstance(node.ops[0], ast.In) else ast.UnaryOp(ast.Not(), found)
 
 

@@ -44,12 +44,12 @@ _OPTIONS: Final = converter.ConversionOptions(recursive=True, user_requested=Tru
 _OPERATORS: Final[Mapping[str, Any]] = {
     "and_": branches.and_,
     "changing": changes.changing,
-    "contains": truth.contains,
     "converted_call": calls.converted_call,
     "eq": truth.eq,
     "for_stmt": loops.for_stmt,
     "if_exp": branches.if_exp,
     "if_stmt": branches.if_stmt,
+    "is_in": truth.is_in,
     "known_truth": truth.known_truth,
     "not_": truth.not_,
     "not_eq": truth.not_eq,

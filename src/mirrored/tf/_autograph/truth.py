@@ -55,7 +55,7 @@ def not_(value: object) -> Any:
     return jnp.logical_not(value) if is_traced(value) else not value
 
 
-def contains(items: Any, value: object) -> bool:
+def is_in(value: object, items: Any) -> bool:
     """Evaluates ``value in items`` in code that AutoGraph has converted; compares tensors that are known."""
     if type(items) not in (list, tuple):  # a subclass may define `in`
         return bool(value in items)
