@@ -13,6 +13,10 @@ therefore gets the barrier, too. JAX lowers a nested function once for all of it
 has been lowered, all calls are known: a divisor in a nested function then gets the barrier if it is uniform because one
 call passes uniform arguments.
 
+XLA rewrites `a / c` with a constant `c` to `a * (1 / c)`, unless `a` is a constant, too: it computes that quotient. An
+array over which a function closes becomes a constant at different times for the replicas of a device, so the dividend
+of a constant is behind a barrier, too.
+
 XLA also expands functions such as `polygamma` to divisions, after JAX's lowering rules. Their operands are behind
 barriers, so that no divisor in them is uniform.
 
@@ -51,8 +55,16 @@ def _is_bit_identical() -> bool:
 
 def _divide(ctx: Any, dividend: Any, divisor: Any, **params: Any) -> Any:
     if _is_bit_identical():
+        if _is_constant(divisor):
+            dividend = _behind_barrier(dividend)
         divisor = _with_one_use(divisor, len(ctx.avals_out[0].shape))
     return _rule(ctx, dividend, divisor, **params)
+
+
+def _is_constant(value: Any) -> bool:
+    """Returns whether a value is a constant or a broadcast constant."""
+    name = getattr(value.owner, "name", None)
+    return name == _CONSTANT or (name == _BROADCAST and _is_constant(value.owner.operands[0]))
 
 
 def _with_one_use(divisor: Any, rank: int) -> Any:
