@@ -136,7 +136,7 @@ def fan_out(group: Group, value: jax.Array) -> list[Any]:
     """Copies a replicated value once per replica slot of this device; sums the copies' gradients in a fixed order.
 
     The tree sums the cotangents of all replicas. Every device returns the whole sum, and the caller must take only one
-    of them, as `one_row_each` does (`strategies.fixed_order_runs`).
+    of them, as `one_row_each` does (`collectives.equal_rows`).
     """
     return [value] * group.local
 

@@ -17,6 +17,7 @@ from mirrored._jax.boxes import is_live_box
 from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
 from mirrored._jax.traces import Tracer
+from mirrored.collectives.equal_rows import merged_rows
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_types, log_label, type_of
 from mirrored.collectives.summation import Group
@@ -42,7 +43,12 @@ def group_of(device_assignment: DeviceAssignment) -> Group:
 
 
 def over_devices(
-    body: Callable[..., Any], device_assignment: DeviceAssignment, num_inputs: int, *, equal: bool
+    body: Callable[..., Any],
+    device_assignment: DeviceAssignment,
+    num_inputs: int,
+    *,
+    equal: bool,
+    as_rows: bool = False,
 ) -> Callable[..., Any]:
     """Wraps `body` in a `shard_map` over the devices; the inputs are stacked arrays with one row per replica slot.
 
@@ -51,31 +57,42 @@ def over_devices(
         device_assignment: The devices.
         num_inputs: The number of stacked inputs.
         equal: Whether the results are replicated. Otherwise they are shards of stacked results.
+        as_rows: Whether replicated results leave as equal rows, so that their cotangents are not divided
+            (`equal_rows`).
     """
     if len(device_assignment.devices) == 1:
         return body
     sharded = PartitionSpec(AXIS)
+    mesh = device_assignment.mesh
     mapped = jax.shard_map(
-        body,
-        mesh=device_assignment.mesh,
+        (lambda *shards: [one[None] for one in body(*shards)]) if as_rows else body,
+        mesh=mesh,
         in_specs=(sharded,) * num_inputs,
-        out_specs=PartitionSpec() if equal else sharded,
+        out_specs=PartitionSpec() if equal and not as_rows else sharded,
         check_vma=False,
     )
+    if as_rows:
+        return lambda *inputs: [unplaced(merged_rows(mesh, one)) for one in mapped(*inputs)]
     return (lambda *inputs: [unplaced(one) for one in mapped(*inputs)]) if equal else mapped
 
 
 def _reduction(
-    algorithm: CrossDeviceOps, op: ReduceOp, device_assignment: DeviceAssignment, num_inputs: int
+    algorithm: CrossDeviceOps,
+    op: ReduceOp,
+    device_assignment: DeviceAssignment,
+    num_inputs: int,
+    *,
+    is_traced: bool = False,
 ) -> Callable[..., Any]:
     group = group_of(device_assignment)
+    as_rows = is_traced and algorithm.requires_bit_identity
 
     def body(*locals_: Any) -> Any:
         return algorithm.reduce_arrays(
             op, [[local[k] for k in range(device_assignment.local)] for local in locals_], group
         )
 
-    return over_devices(body, device_assignment, num_inputs, equal=True)
+    return over_devices(body, device_assignment, num_inputs, equal=True, as_rows=as_rows)
 
 
 # Process-wide: an entry keeps the algorithm, the device assignment and the compiled program alive until it is replaced.
@@ -136,7 +153,7 @@ def reduce_stacked(
             on_all_devices(reduced, device_assignment) for reduced in algorithm.reduce_arrays(op, lists, one_device)
         ]
     if any(isinstance(array, Tracer) for array in arrays):
-        return list(_reduction(algorithm, op, device_assignment, len(arrays))(*arrays))
+        return list(_reduction(algorithm, op, device_assignment, len(arrays), is_traced=True)(*arrays))
     with keeping_width_of(arrays):
         return _reduced_now(algorithm, op, arrays, device_assignment)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
 
 from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.traces import CaptureTracer
@@ -22,7 +21,6 @@ from mirrored.errors import TransformError
 from mirrored.runtime.ambient import announce_read
 from mirrored.runtime.staged_values import Captured
 from mirrored.strategies.tracing_runner import ReplicatedArgument
-from mirrored.topology.device_assignment import AXIS
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 #
 # - a replicated operand enters as one row per device (`one_row_each`), and `fan_out` gives each virtual replica its own
 #   copy, so that one fixed-order tree reduction sums the cotangents of all replicas;
-# - a replicated result leaves as one row per device, of which `first_row` makes one value. The cotangent of that value
-#   goes to the row of the first device alone.
+# - a replicated result leaves as one row per device, of which `first_row` makes one value (`collectives.equal_rows`).
+#   The cotangent of that value goes to the row of the first device alone. So does that of `Strategy.reduce`.
 #
 # Neither communicates in the forward pass: every device reads and writes its own copy. An array that the replica
 # function closes over enters in another way, so a gradient with respect to it is refused (`_without_gradient`).
@@ -121,52 +119,6 @@ def _refuse_gradient(_: None, cotangent: jax.Array) -> Any:
 
 
 _without_gradient.defvjp(lambda value: (_without_gradient(value), None), _refuse_gradient)
-
-
-def _over(mesh: Mesh, function: Callable[[Any], Any], *, given: PartitionSpec, gives: PartitionSpec) -> Any:
-    return jax.shard_map(function, mesh=mesh, in_specs=given, out_specs=gives, check_vma=False)
-
-
-_ROWS, _EQUAL = PartitionSpec(AXIS), PartitionSpec()
-
-
-def _to_rows(mesh: Mesh, value: object) -> Any:
-    return _over(mesh, lambda one: one[None], given=_EQUAL, gives=_ROWS)(value)
-
-
-def _to_equal(mesh: Mesh, rows: jax.Array) -> Any:
-    return _over(mesh, lambda row: row[0], given=_ROWS, gives=_EQUAL)(rows)
-
-
-def _to_first_row(mesh: Mesh, value: object) -> Any:
-    only_first = lambda one: jnp.where(lax.axis_index(AXIS) == 0, one, jnp.zeros_like(one))[None]  # noqa: E731
-    return _over(mesh, only_first, given=_EQUAL, gives=_ROWS)(value)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def first_row(mesh: Mesh, rows: jax.Array) -> Any:
-    """Converts an array ``[devices, ...]`` with equal rows to a replicated array with the value of one row.
-
-    The cotangent goes to the first device alone.
-    """
-    return _to_equal(mesh, rows)
-
-
-first_row.defvjp(lambda mesh, rows: (first_row(mesh, rows), None), lambda mesh, _, value: (_to_first_row(mesh, value),))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def one_row_each(mesh: Mesh, value: object) -> Any:
-    """Converts a replicated value to an array ``[devices, ...]`` that has the same row on each device.
-
-    The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
-    """
-    return _to_rows(mesh, value)
-
-
-one_row_each.defvjp(
-    lambda mesh, value: (one_row_each(mesh, value), None), lambda mesh, _, rows: (first_row(mesh, rows),)
-)
 
 
 def unstack_unfused(arrays: Sequence[jax.Array]) -> list[list[Any]]:

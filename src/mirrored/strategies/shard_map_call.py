@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec
 from mirrored._jax.placement import unplaced
 from mirrored._jax.traces import CaptureTracer
 from mirrored._typing import Operand
+from mirrored.collectives.equal_rows import first_row, one_row_each
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.runtime.ambient import ambient, announce_read
 from mirrored.runtime.component_reads import announced_components
@@ -182,12 +183,12 @@ class Binding:
     # Outside of `shard_map`: a value of the function around the run, and the operand or output that stands for it.
 
     def _passed(self, value: Any, form: Form) -> Any:
-        return fixed_order_runs.one_row_each(self._mesh, value) if form is Form.EQUAL_ROWS else value
+        return one_row_each(self._mesh, value) if form is Form.EQUAL_ROWS else value
 
     def _value_of(self, output: Any, form: Form) -> Any:
         if form is Form.STACKED:
             return output
-        return unplaced(fixed_order_runs.first_row(self._mesh, output) if form is Form.EQUAL_ROWS else output)
+        return unplaced(first_row(self._mesh, output) if form is Form.EQUAL_ROWS else output)
 
     # Inside of `shard_map`: the part of a device, and the value of it or, if stacked, the column of its components.
     #

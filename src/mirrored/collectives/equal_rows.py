@@ -1,0 +1,71 @@
+"""Passes replicated values across the boundary of `shard_map` as one equal row per device.
+
+JAX transposes `shard_map` by dividing the cotangent of a replicated result by the number of devices, and summing those
+of a replicated operand over the devices. The division rounds unless that number is a power of two. For gradients with
+equal bits on any number of devices, a replicated value therefore crosses the boundary as an array ``[devices, ...]``.
+Neither conversion communicates in the forward pass: every device reads and writes its own copy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from mirrored.topology.device_assignment import AXIS
+
+
+def _over(mesh: Mesh, function: Callable[[Any], Any], *, given: PartitionSpec, gives: PartitionSpec) -> Any:
+    return jax.shard_map(function, mesh=mesh, in_specs=given, out_specs=gives, check_vma=False)
+
+
+_ROWS, _EQUAL = PartitionSpec(AXIS), PartitionSpec()
+
+
+def _to_rows(mesh: Mesh, value: object) -> Any:
+    return _over(mesh, lambda one: one[None], given=_EQUAL, gives=_ROWS)(value)
+
+
+def _to_equal(mesh: Mesh, rows: jax.Array) -> Any:
+    return _over(mesh, lambda row: row[0], given=_ROWS, gives=_EQUAL)(rows)
+
+
+def _to_first_row(mesh: Mesh, value: object) -> Any:
+    only_first = lambda one: jnp.where(lax.axis_index(AXIS) == 0, one, jnp.zeros_like(one))[None]  # noqa: E731
+    return _over(mesh, only_first, given=_EQUAL, gives=_ROWS)(value)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def first_row(mesh: Mesh, rows: jax.Array) -> Any:
+    """Converts an array ``[devices, ...]`` with equal rows to a replicated array with the value of one row.
+
+    The cotangent goes to the first device alone.
+    """
+    return _to_equal(mesh, rows)
+
+
+first_row.defvjp(lambda mesh, rows: (first_row(mesh, rows), None), lambda mesh, _, value: (_to_first_row(mesh, value),))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def one_row_each(mesh: Mesh, value: object) -> Any:
+    """Converts a replicated value to an array ``[devices, ...]`` that has the same row on each device.
+
+    The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
+    """
+    return _to_rows(mesh, value)
+
+
+one_row_each.defvjp(
+    lambda mesh, value: (one_row_each(mesh, value), None), lambda mesh, _, rows: (first_row(mesh, rows),)
+)
+
+
+def merged_rows(mesh: Mesh, rows: jax.Array) -> Any:
+    """Returns `first_row` of an array of any dtype: integers and PRNG keys have no cotangent."""
+    return (first_row if jnp.issubdtype(rows.dtype, jnp.inexact) else _to_equal)(mesh, rows)

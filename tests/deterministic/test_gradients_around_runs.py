@@ -1,0 +1,74 @@
+"""Gradients of a tape around a run and a reduction have equal bits on every number of devices."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+
+REPLICAS = 6
+_random = np.random.default_rng(0)
+ROWS = _random.normal(size=(2 * REPLICAS, 5)).astype(np.float32)
+UPSTREAM = jnp.asarray(_random.normal(size=5).astype(np.float32))
+WEIGHT = jnp.asarray(_random.normal(size=5).astype(np.float32))
+
+
+def linear(x, w):
+    return (x * w).sum(0)
+
+
+def wave(x, w):
+    return jnp.sin(x * w).mean(0)
+
+
+def cube(x, w):
+    return ((x * w) ** 3)[0]
+
+
+def of_reduction(op):
+    return lambda strategy, values: strategy.reduce(op, values, axis=None)
+
+
+def of_rows(strategy, values):
+    return strategy.gather(values, axis=0).reshape(REPLICAS, 5).sum(0)
+
+
+def of_components(strategy, values):
+    return sum(strategy.experimental_local_results(values))
+
+
+COMBINED = {"SUM": of_reduction("SUM"), "MEAN": of_reduction("MEAN"), "gather": of_rows, "components": of_components}
+
+
+def gradient(devices, body, combine, how):
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS, deterministic=True)
+    batch = strategy.experimental_distribute_values_from_function(
+        lambda context: ROWS[2 * context.replica_id_in_sync_group :][:2]
+    )
+    with strategy.scope():
+        variable = mr.Variable(WEIGHT)
+
+    def step(w):
+        source = variable if how == "variable" else w
+        run = strategy.run
+        with mr.GradientTape() as tape:
+            tape.watch(source)
+            values = run(lambda x: body(x, variable), (batch,)) if how == "variable" else run(body, (batch, w))
+            y = combine(strategy, values)
+        return tape.gradient(y, source, output_gradients=UPSTREAM)
+
+    return np.asarray(mr.function(step)(WEIGHT))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.first(4)
+@pytest.mark.parametrize("how", ["argument", "variable"])
+@pytest.mark.parametrize("combined", list(COMBINED))
+@pytest.mark.parametrize("body", [linear, wave, cube])
+def test_bits_do_not_depend_on_the_devices(how, combined, body):
+    expected = gradient(1, body, COMBINED[combined], how)
+    for devices in (2, 3, 4):
+        assert gradient(devices, body, COMBINED[combined], how).tobytes() == expected.tobytes()
