@@ -119,8 +119,8 @@ def explained_failure(called: str, error: BaseException, store: FunctionStore) -
         error: The error.
         store: The variable store of the program.
     """
-    if isinstance(error, TypeError):
-        return _forward_mode_error(called, error, store)
+    if isinstance(error, TypeError) and (forward := _forward_mode_error(called, error, store)) is not None:
+        return forward
     if isinstance(error, ValueError) and "compiler_options" in str(error):
         return _nesting_error(called)
     return explained_error(called, error)
