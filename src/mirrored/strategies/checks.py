@@ -356,13 +356,13 @@ def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is
     Args:
         fn: The function passed to `run`.
         arguments: The leaves of its arguments.
-        is_traced: Whether the run is compiled. Then an argument could fail only when the program is compiled.
+        is_traced: Whether the run is compiled. Then an argument could fail only when the program is compiled. In an
+            eager run a replicated argument works, and JAX accepts a sharded one after some other programs.
 
     Raises:
         DeviceError: `fn` closes over such an array, or it is an argument.
     """
-    if is_traced:
-        _refuse_arguments(arguments, None)
+    _refuse_arguments(arguments, None, also_replicated=is_traced)
     try:
         yield
     except (KeyError, NotImplementedError, TypeError, ValueError) as error:
@@ -402,9 +402,9 @@ def refuse_other_meshes(equations: Sequence[Sequence[JaxprEqn]]) -> None:
     )
 
 
-def _refuse_arguments(arguments: Sequence[Any], error: Exception | None) -> None:
+def _refuse_arguments(arguments: Sequence[Any], error: Exception | None, *, also_replicated: bool = True) -> None:
     for leaf in arguments:
-        if _is_explicit(leaf):
+        if _is_explicit(leaf) and (also_replicated or not jax.typeof(leaf).sharding.is_fully_replicated):
             raise _explicit_axes_error("it was passed as an argument", leaf) from error
 
 
