@@ -1,7 +1,7 @@
-"""Division by a value that the replicas share has the same bits on any number of devices.
+"""Division by or of a value that the replicas share has the same bits on any number of devices.
 
-XLA replaces it by a product with the inverse if the value has no other user, which depends on the number of replicas
-per device.
+XLA replaces a division by a product with the inverse if the divisor has no other user, which depends on the number of
+replicas per device. It computes a quotient of two constants, and replaces other divisions by a constant by a product.
 """
 
 from __future__ import annotations
@@ -142,3 +142,60 @@ def test_a_division_has_the_same_bits_on_any_number_of_devices(program: Callable
 
     one = bits(1)
     assert [devices for devices in (2, 3, 4) if bits(devices) != one] == []
+
+
+# Functions of an array over which the replica function closes, a constant of the program.
+
+REPLICAS = 6
+_random = np.random.default_rng(0)
+ROWS = np.abs(_random.normal(size=(2 * REPLICAS, 5))).astype(np.float32) + 0.3
+SCALE = jnp.asarray(np.abs(_random.normal(size=5)).astype(np.float32)) + 0.2
+WEIGHT = jnp.asarray(np.abs(_random.normal(size=5)).astype(np.float32)) + 0.1
+
+
+def gradient(x: Any, w: Any) -> Any:
+    with mr.GradientTape() as tape:
+        tape.watch(w)
+        y = jnp.sin(x * w).mean(0)
+    return tape.gradient(y, w, output_gradients=SCALE / 6)
+
+
+OF_A_CONSTANT: dict[str, Callable[[Any, Any], Any]] = {
+    "c / 6": lambda x, w: SCALE / 6 + 0 * x,
+    "c / 6 * x": lambda x, w: SCALE / 6 * x,
+    "affine": lambda x, w: ((SCALE * 2 + 1) / 3 * jnp.cos(x * w)).sum(0),
+    "jit": lambda x, w: jax.jit(lambda one: one / 7 * x)(SCALE),
+    "scan": lambda x, w: jax.lax.scan(lambda c, row: (c + SCALE / 6 * row, None), w, x)[0],
+    "fori_loop": lambda x, w: jax.lax.fori_loop(0, 3, lambda i, c: c / SCALE + SCALE / 3, x),
+    "cond": lambda x, w: jax.lax.cond(x.sum() > 0, lambda a: a * SCALE / 3, lambda a: a, x),
+    "tape": gradient,
+    "grad": lambda x, w: jax.grad(lambda w: (x / (w * SCALE) / 3).sum())(w),
+    "c / x / 3": lambda x, w: SCALE / x / 3,
+    "c / (x / 3)": lambda x, w: SCALE / (x / 3),
+    "x / exp(c)": lambda x, w: x / jnp.exp(SCALE),
+    "x / c ** 2.5": lambda x, w: x / SCALE**2.5,
+    "x ** c": lambda x, w: x**SCALE,
+    "x / sqrt(c)": lambda x, w: x / jnp.sqrt(SCALE),
+    "standardized": lambda x, w: (x - SCALE.mean()) / SCALE.std(),
+    "softmax": lambda x, w: x / jax.nn.softmax(SCALE),
+    "logsumexp": lambda x, w: jax.nn.logsumexp(SCALE) * x,
+    "cumsum": lambda x, w: jnp.cumsum(SCALE) / SCALE.sum() * x,
+    "positions": lambda x, w: jnp.sin(x / 10000 ** (jnp.arange(5) / 5.0)),
+    "bfloat16": lambda x, w: (SCALE.astype(jnp.bfloat16) / 3).astype(jnp.float32) * x,
+    "complex": lambda x, w: jnp.abs((SCALE + 1j * SCALE) / 3) * x,
+}
+
+
+@pytest.mark.first(4)
+@pytest.mark.parametrize("name", OF_A_CONSTANT)
+def test_a_function_of_a_constant_has_the_same_bits_on_any_number_of_devices(name: str) -> None:
+    def bits(devices: int) -> list[bytes]:
+        strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=REPLICAS, deterministic=True)
+        batch = strategy.experimental_distribute_values_from_function(
+            lambda context: ROWS[2 * context.replica_id_in_sync_group :][:2]
+        )
+        step = mr.function(lambda w: strategy.run(OF_A_CONSTANT[name], args=(batch, w)))
+        return [np.asarray(one).tobytes() for one in strategy.local_results(step(WEIGHT))]
+
+    expected = bits(1)
+    assert [bits(devices) == expected for devices in (2, 3, 4)] == [True] * 3

@@ -51,21 +51,23 @@ def gradient(devices, body, combine, how):
     with strategy.scope():
         variable = mr.Variable(WEIGHT)
 
+    @mr.function
+    def around_variable():
+        return combine(strategy, strategy.run(lambda x: body(x, variable), args=(batch,)))
+
     def step(w):
-        source = variable if how == "variable" else w
-        run = strategy.run
+        source = w if how == "argument" else variable
         with mr.GradientTape() as tape:
             tape.watch(source)
-            values = run(lambda x: body(x, variable), (batch,)) if how == "variable" else run(body, (batch, w))
-            y = combine(strategy, values)
+            y = around_variable() if source is variable else combine(strategy, strategy.run(body, args=(batch, w)))
         return tape.gradient(y, source, output_gradients=UPSTREAM)
 
-    return np.asarray(mr.function(step)(WEIGHT))
+    return np.asarray((step if how == "function in the block" else mr.function(step))(WEIGHT))
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.first(4)
-@pytest.mark.parametrize("how", ["argument", "variable"])
+@pytest.mark.parametrize("how", ["argument", "variable", "function in the block"])
 @pytest.mark.parametrize("combined", list(COMBINED))
 @pytest.mark.parametrize("body", [linear, wave, cube])
 def test_bits_do_not_depend_on_the_devices(how, combined, body):
