@@ -66,6 +66,6 @@ one_row_each.defvjp(
 )
 
 
-def merged_rows(mesh: Mesh, rows: jax.Array) -> Any:
-    """Returns `first_row` of an array of any dtype: integers and PRNG keys have no cotangent."""
+def first_row_of_any_dtype(mesh: Mesh, rows: jax.Array) -> Any:
+    """Like `first_row`, but also for integers and PRNG keys, which have no cotangent."""
     return (first_row if jnp.issubdtype(rows.dtype, jnp.inexact) else _to_equal)(mesh, rows)

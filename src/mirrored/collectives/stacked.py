@@ -17,7 +17,7 @@ from mirrored._jax.boxes import is_live_box
 from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
 from mirrored._jax.traces import Tracer
-from mirrored.collectives.equal_rows import merged_rows
+from mirrored.collectives.equal_rows import first_row_of_any_dtype
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_types, log_label, type_of
 from mirrored.collectives.summation import Group
@@ -72,7 +72,7 @@ def over_devices(
         check_vma=False,
     )
     if as_rows:
-        return lambda *inputs: [unplaced(merged_rows(mesh, one)) for one in mapped(*inputs)]
+        return lambda *inputs: [unplaced(first_row_of_any_dtype(mesh, one)) for one in mapped(*inputs)]
     return (lambda *inputs: [unplaced(one) for one in mapped(*inputs)]) if equal else mapped
 
 

@@ -121,12 +121,13 @@ class _TransferRecord(Record):
         ]
 
 
-def _moved_back(cotangent: Any, sharding: jax.sharding.Sharding) -> Any:
+def _moved_back(cotangent: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
     # The rule of `device_put` for `jax.vmap` (JAX 0.10 to 0.12) applies the sharding to the array with the dimension
     # that `vmap` adds, which the devices may not divide. An empty spec is valid for any number of dimensions.
     if isinstance(payload_of(cotangent), Tracer) and isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind)
-    return jax.device_put(cotangent, sharding, may_alias=False)
+    moved: jax.Array = jax.device_put(cotangent, sharding, may_alias=False)
+    return moved
 
 
 def process_transfer(

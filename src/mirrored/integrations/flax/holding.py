@@ -205,7 +205,7 @@ def refuse_change(module: Pytree, name: str, value: object) -> None:
 
 
 def _first_object(value: object) -> Any:
-    """Returns the first variable or module in the value of an attribute; None if there is none."""
+    """Returns the first variable or module that an attribute's value contains, or None."""
     if isinstance(value, dataclasses.Field):  # `nnx.data`
         value = value.metadata.get("nnx_value")
     objects = (nnx.Variable, nnx.Pytree)

@@ -161,7 +161,7 @@ def _range(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         return TracedRange(*bounds, dtype=given.get("dtype"), error=error, is_empty=is_known)
 
 
-def _is_zero(delta: Any) -> bool:
+def _is_zero(delta: object) -> bool:
     """Returns whether the step of a range is known to be 0."""
     return truth(delta) is False if np.ndim(delta) == 0 else not (is_traced(delta) or np.all(delta))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, TypeGuard
 
 import jax
@@ -55,10 +56,10 @@ def not_(value: object) -> Any:
     return jnp.logical_not(value) if is_traced(value) else not value
 
 
-def is_in(value: object, items: Any) -> bool:
+def is_in(value: object, items: Container[Any]) -> bool:
     """Evaluates ``value in items`` in code that AutoGraph has converted; compares tensors that are known."""
-    if type(items) not in (list, tuple):  # a subclass may define `in`
-        return bool(value in items)
+    if not isinstance(items, (list, tuple)) or type(items) not in (list, tuple):  # a subclass may define `in`
+        return value in items
     return any(one is value or known_truth(one == value) for one in items)
 
 

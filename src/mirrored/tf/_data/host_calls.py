@@ -90,8 +90,8 @@ def _name_of(func: Callable[..., Any]) -> str:
     return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: Any, name: str) -> Any:
-    kinds = Tout if isinstance(Tout, (list, tuple)) else [] if Tout is None else [Tout]
+def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: _Kind | Sequence[_Kind] | None, name: str) -> Any:
+    kinds: Sequence[Any] = Tout if isinstance(Tout, (list, tuple)) else [] if Tout is None else [Tout]
     specs = [one if isinstance(one, TensorSpec) else TensorSpec(None, array_dtype(one)) for one in kinds]
 
     def run(*arrays: Array | HostArray) -> list[Any]:
