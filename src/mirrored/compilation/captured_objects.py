@@ -349,7 +349,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _parts(name: str, value: Any) -> Iterator[Named]:
-    if isinstance(value, dict):
+    if isinstance(value, (dict, types.MappingProxyType)):
         return ((f"{name}[{key!r:.40}]", item) for key, item in itertools.islice(value.items(), _MOST_ITEMS))
     if isinstance(value, _ITEMS):
         return ((f"an item of {name}", item) for item in itertools.islice(value, _MOST_ITEMS))

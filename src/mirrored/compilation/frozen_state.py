@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from mirrored._jax.traces import Tracer
 from mirrored.compilation.captured_objects import (
     ContainerSnapshot,
     Progress,
@@ -67,7 +66,7 @@ class PythonState:
         found = [(f"the argument {_described(leaf)}", leaf) for leaf in leaves]
         functions: list[Any] = []
         found += within_reach(function, functions)
-        self._iterators = [(where, value) for where, value in found if _is_iterator(value)]
+        self._iterators = [(where, value) for where, value in found if is_iterator(value)]
         deep = list(nested(found))
         self.reaches_dataset = any(isinstance(value, IteratedAsPython) for _, value in deep)
         self._reaches_queue = any(is_like_queue(value) for _, value in deep)
@@ -300,7 +299,7 @@ def _with_parts(
                 yield f"{name}.{attribute}", part
 
 
-def _is_iterator(value: object) -> bool:
+def is_iterator(value: object) -> bool:
     """Returns whether `value` is an iterator of Python or a library.
 
     Iterators of our datasets are excluded: a function that iterates over a dataset runs as Python with compiled steps.
@@ -411,34 +410,3 @@ def _restore(generator: Any, before: Any) -> None:
 
 def _shared_states() -> tuple[Any, Any]:
     return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
-
-
-def refuse_result(value: object, called: str) -> None:
-    """Raises an error if a compiled function returns an iterator, or an object with a traced array as an attribute.
-
-    Every call would return the same object, whose attributes are not results of the program.
-
-    Args:
-        value: A leaf of the result.
-        called: The name of the function, for the message.
-
-    Raises:
-        ArgumentError: The object is an iterator, or has an array that the function computes as an attribute.
-    """
-    kind = type(value).__name__
-    if _is_iterator(value):
-        raise ArgumentError(
-            called,
-            found=f"the function returns an object of type {kind}, a Python iterator",
-            rule="a compiled function returns arrays in containers; every call would return the same iterator",
-            remedy="return a list or a tuple: list(...)",
-        )
-    attributes = attributes_of(value) if of_user(value) else {}
-    held = next((name for name, one in attributes.items() if isinstance(one, Tracer)), None)
-    if held is not None:
-        raise ArgumentError(
-            called,
-            found=f"the function returns an object of type {kind}, whose attribute {held!r} it computes",
-            rule="results are arrays in lists, tuples, dicts and classes that are registered with JAX",
-            remedy=f"register the class: jax.tree_util.register_dataclass({kind}) for a dataclass, or return a dict",
-        )

@@ -25,7 +25,6 @@ from mirrored._jax.trees import Structure, tree_flatten
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, lose_failed
-from mirrored.compilation.frozen_state import refuse_result
 from mirrored.compilation.program_checks import (
     check_devices,
     check_ordered,
@@ -35,6 +34,7 @@ from mirrored.compilation.program_checks import (
     refuse_rerun,
     several_processes,
 )
+from mirrored.compilation.results import refuse_result
 from mirrored.compilation.scan import Scan
 from mirrored.compilation.signature import Arguments, is_leaf
 from mirrored.runtime.ambient import ambient, announce_read, announce_reassignment, within

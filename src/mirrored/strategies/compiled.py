@@ -18,14 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import arrays
+from mirrored._jax.boxes import payload_of
 from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.jaxprs import equations_in
 from mirrored._jax.local_collectives import PLACEHOLDERS
-from mirrored._jax.traces import CaptureTracer, belongs_to, current_trace
+from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace
 from mirrored._jax.trees import Structure
 from mirrored.analysis.loss_scale_check import check_loss_scale
 from mirrored.analysis.loss_scaling import LossScaling
 from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
+from mirrored.compilation.results import refuse_holder
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.staged_values import Captured, StagedAssignment
@@ -224,9 +226,12 @@ class _Run:
 
     def _leaf(self, column: Sequence[Any], is_declared: bool) -> _ResultLeaf:
         """Returns how the run returns one pytree leaf: as a static object, replicated array or per-replica value."""
+        for leaf in column:
+            refuse_holder(leaf, "Strategy.run", lambda part: belongs_to(payload_of(part), self._runner.base_trace))
         if self._runner.is_shared(column) and not any(belongs_to(leaf, self._runner.base_trace) for leaf in column):
             return _ResultLeaf(static=as_array(column[0]) if is_declared else column[0])
         if not all(isinstance(leaf, _NUMBERS) and not arrays.has_host_dtype(leaf) for leaf in column):
+            refuse_holder(column[0], "Strategy.run", lambda part: isinstance(part, Tracer))
             raise StructureError(
                 "Strategy.run",
                 found=f"the replicas returned {', '.join(type(leaf).__name__ for leaf in column)} for the same leaf",
