@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import types
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 
 import mirrored as mr
 from mirrored import ReduceOp
-from mirrored.errors import ArgumentError, ContextError
+from mirrored.errors import ArgumentError, ArgumentTypeError, ContextError
 from strategies.programs import fid, parts, per_replica, rid
 
 few = pytest.mark.ways(replicas=(4,))
@@ -153,6 +156,42 @@ def test_bad_arguments(two, op, axis, message):
     x = per_replica(two, [[1.0, 2.0], [3.0, 4.0]])
     with pytest.raises(ArgumentError, match=message):
         two.reduce(op, x, axis=axis)
+
+
+class Batch(dict[str, Any]):
+    """JAX takes an object of a subclass of dict as one leaf."""
+
+
+class Rows(list[Any]):
+    """A subclass of list, which is a leaf, too."""
+
+
+_OBJECTS = {
+    "Batch": lambda x: Batch(loss=x),
+    "Rows": lambda x: Rows([x]),
+    "SimpleNamespace": lambda x: types.SimpleNamespace(loss=x),
+    "str": lambda x: "a",
+    "ndarray": lambda x: np.array(["a"]),
+}
+
+
+@pytest.mark.parametrize("kind", list(_OBJECTS))
+@pytest.mark.parametrize("devices", [1, 2])
+def test_objects_cannot_be_combined(kind, devices):
+    two = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)], num_replicas=2)
+    x, make = per_replica(two, [1.0, 2.0]), _OBJECTS[kind]
+    found = "an array of dtype <U1" if kind == "ndarray" else f"of type {kind}"
+    message = f"the value is {found}\n(?s:.*)a subclass of list or dict is not registered"
+    for value in (two.run(make, args=(x,)), make(x)):
+        with pytest.raises(ArgumentTypeError, match=rf"Strategy\.reduce: {message}"):
+            two.reduce("MEAN", value, axis=None)
+        with pytest.raises(ArgumentTypeError, match=rf"Strategy\.gather: {message}"):
+            two.gather(value, axis=0)
+    for run in (two.run, mr.function(two.run)):
+        with pytest.raises(ArgumentTypeError, match=rf"ReplicaContext\.all_reduce: {message}"):
+            run(lambda x: mr.get_replica_context().all_reduce("SUM", make(x)), (x,))
+        with pytest.raises(ArgumentTypeError, match=rf"ReplicaContext\.all_gather: {message}"):
+            run(lambda x: mr.get_replica_context().all_gather(make(x), 0), (x,))
 
 
 @pytest.mark.parametrize("axis", ["0", 1.5, True, None], ids=str)

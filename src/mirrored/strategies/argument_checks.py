@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+import jax
 import numpy as np
 
-from mirrored.errors import ArgumentError
+from mirrored._jax.arrays import as_array, has_host_dtype
+from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.hooks import shape_error
 from mirrored.values.attributes import has_attribute
 from mirrored.values.distributed_values import DistributedValues
+
+_CONVERSIONS: Final = ("__jax_array__", "__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__")
 
 
 def as_arguments(called: str, args: Any, spelled: str) -> tuple[Any, ...]:
@@ -44,6 +48,37 @@ def wrong_arguments_error(called: str, found: str, spelled: str) -> ArgumentErro
         rule="args must be a list or tuple of the function's positional arguments",
         remedy=f"write {spelled} for a single argument x",
     )
+
+
+def as_operand(called: str, value: Any) -> jax.Array:
+    """Converts a leaf of the values that a method combines to an array; raises an error for other objects.
+
+    A list counts as another object here: as a leaf it is an object of a subclass, whose items JAX would stack.
+
+    Raises:
+        ArgumentTypeError: `value` is an object of a class that is not registered with JAX, a string, or an array of
+            strings or objects.
+    """
+    if isinstance(value, jax.Array) or not (has_host_dtype(value) or _is_object(value)):
+        return as_array(value)
+    kind = type(value).__name__
+    raise ArgumentTypeError(
+        called,
+        found=f"the value is an array of dtype {value.dtype}"
+        if has_host_dtype(value)
+        else f"the value is of type {kind}",
+        rule="only arrays and numbers are combined over replicas, in lists, tuples, dicts and classes that are "
+        "registered with JAX; a subclass of list or dict is not registered",
+        remedy="pass arrays of numbers, in a plain dict or list, or register the class: "
+        "jax.tree_util.register_dataclass for a dataclass",
+    )
+
+
+def _is_object(value: object) -> bool:
+    """Returns whether JAX has no array of a value: it is no number, and no array, variable or similar object."""
+    if isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, DistributedValues)):
+        return False
+    return isinstance(value, Sequence) or not any(has_attribute(value, name) for name in _CONVERSIONS)
 
 
 def as_axis(called: str, axis: Any) -> int:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import jax
 import jax.numpy as jnp
 
-from mirrored._jax.arrays import as_array
 from mirrored._jax.traces import is_eval, trace_below_tapes
 from mirrored._jax.trees import Structure
 from mirrored._typing import PyTree
@@ -27,7 +26,7 @@ from mirrored.runtime.ambient import Ambient, ambient, thread
 from mirrored.runtime.function_key import key_of
 from mirrored.runtime.merge import Given, Merge, run_merge
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.strategies.argument_checks import as_arguments, as_axis, check_gathered
+from mirrored.strategies.argument_checks import as_arguments, as_axis, as_operand, check_gathered
 from mirrored.strategies.merge_call import call_merged, enclosed_by, nested_gather, nested_reduce
 from mirrored.strategies.reducing import check_sums_rows, mean_of_rows, refuse_rows
 from mirrored.values import structures
@@ -194,7 +193,7 @@ class ReplicaContext:
         leaves, treedef = structures.flatten(value, also=SparseRows)
         for leaf in leaves:
             refuse_rows("ReplicaContext.all_gather", leaf)
-        arrays = [as_array(leaf) for leaf in leaves]
+        arrays = [as_operand("ReplicaContext.all_gather", leaf) for leaf in leaves]
         for array in arrays:
             check_axis("ReplicaContext.all_gather", array, axis)
         runner = ambient().runner
@@ -264,7 +263,7 @@ def all_reduce_for(called: str, context: ReplicaContext, reduce_op: ReduceOp | s
     context._check(called)
     op = as_reduce_op(reduce_op)
     leaves, treedef = structures.flatten(value, also=SparseRows)
-    arrays = [as_array(leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, SparseRows)]
+    arrays = [as_operand(called, leaf) for leaf in leaves if leaf is not None and not isinstance(leaf, SparseRows)]
     for array in arrays:
         check_dtype(called, op, array.dtype)
     runner = ambient().runner

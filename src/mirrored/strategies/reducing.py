@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.array_types import keeping_width_of
-from mirrored._jax.arrays import as_array, is_key_dtype, key_data
+from mirrored._jax.arrays import as_array, has_host_dtype, is_key_dtype, key_data
 from mirrored._jax.boxes import is_live_box, payload_of
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Leaf
@@ -32,7 +32,7 @@ from mirrored.errors import ArgumentError, NotSupportedError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.component_reads import component_of, stacked_of
 from mirrored.runtime.replica_runner import ReplicaRunner
-from mirrored.strategies.argument_checks import as_axis, check_gathered
+from mirrored.strategies.argument_checks import as_axis, as_operand, check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.attributes import attribute
@@ -184,7 +184,8 @@ def _check_leaf(called: str, op: ReduceOp, leaf: object) -> None:
     if leaf is None:
         return
     dtype = attribute(leaf, "dtype")
-    check_dtype(called, op, as_array(leaf).dtype if dtype is None else dtype)
+    is_known = dtype is not None and not has_host_dtype(leaf)
+    check_dtype(called, op, dtype if is_known else as_operand(called, leaf).dtype)
 
 
 def _is_mean_of_means(value: PerReplica) -> bool:
@@ -424,7 +425,7 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
     """
     value = as_per_replica(strategy, leaf, "Strategy.gather")
     if not isinstance(value, PerReplica):
-        return value if value is None else as_array(value)
+        return value if value is None else as_operand("Strategy.gather", value)
     runner = ambient().runner
     if isinstance(value, LocalPerReplica) and runner is not None:
         check_gathered("Strategy.gather", [value.local[0].shape], axis, "components")
@@ -434,7 +435,7 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
         normal = axis if axis >= 0 else axis + len(value.component_shape or ())
         stacked = value.stacked(strategy.device_assignment)
         return _in_merge(gather_stacked(stacked, normal, strategy.device_assignment))
-    components = [as_array(component) for component in value.values]
+    components = [as_operand("Strategy.gather", component) for component in value.values]
     check_dtypes("Strategy.gather", components)
     if strategy.device_assignment is not None and strategy.device_assignment.spans_processes:
         return gather_across(components, axis, strategy.device_assignment)
