@@ -33,6 +33,7 @@ FUNCTIONS = {
     "all-reduced": lambda x: mr.get_replica_context().all_reduce("SUM", x),
     "two merges": lambda x: (merged(total)(x), merged(total)(x * 2)),
     "nested": lambda x: merged(total)(merged(total)(x) * x),
+    "twice": merged(lambda strategy, x: (total(strategy, x),) * 2),
     "integers": lambda x: merged(total)(x.astype(jnp.int32)),
 }
 
@@ -103,6 +104,36 @@ def test_one_object_is_one_value():
     result = compiled(inputs(strategy))
     assert not isinstance(result, mr.PerReplica)
     assert float(result) == 10.0
+
+
+_ASSIGNING = {
+    "update": lambda strategy, count: strategy.extended.update(count, lambda count: count.assign_add(1.0)),
+    "assign": lambda strategy, count: count.assign_add(1.0),
+    "both": lambda strategy, count: (count.assign_add(1.0), strategy.extended.update(count, lambda _: jnp.ones(2))),
+    "of the values": lambda strategy, count: strategy.extended.update(
+        count, lambda count: count.assign_add(1.0), group=False
+    ),
+}
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "deterministic"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("name", _ASSIGNING)
+def test_the_new_value_of_a_variable_is_each_replicas_own(name, layout, deterministic):
+    replicas, devices = layout
+    strategy = mr.MirroredStrategy(
+        [f"CPU:{i}" for i in range(devices)], num_replicas=replicas, deterministic=deterministic
+    )
+    with strategy.scope():
+        counts = [mr.Variable(1.0), mr.Variable(1.0)]
+
+    def run(count):
+        return strategy.run(lambda: merged(_ASSIGNING[name])(count))
+
+    eager, compiled = described(run(counts[0])), described(mr.function(lambda: run(counts[1]))())
+    assert compiled[:2] == eager[:2]
+    assert eager[1][0]
+    jax.tree.map(np.testing.assert_array_equal, compiled[2], eager[2])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -15,7 +15,7 @@ from mirrored._typing import Leaf
 from mirrored.runtime.ambient import ReadListener, ambient
 from mirrored.runtime.overlay_store import OverlayStore
 from mirrored.values import structures
-from mirrored.values.distributed_values import PerReplica
+from mirrored.values.distributed_values import Mirrored, PerReplica
 
 if TYPE_CHECKING:
     import jax
@@ -182,10 +182,11 @@ class ReplicaRunner(abc.ABC):
         if isinstance(value, PerReplica) or not any(isinstance(one, kinds) for one in components):
             return
         # A tracer that a variable has as its new value may also come from a read of that variable.
-        if any(self.store.local(entry.variable, 0) is components[0] for entry in self.store.staged.values()):
+        whole = value.value if isinstance(value, Mirrored) else value
+        if any(self.store.local(entry.variable, 0) is whole for entry in self.store.staged.values()):
             return
-        for component in components:
-            self._merged[id(component)] = (component, components)  # kept, so that the id is not reused
+        for component in components:  # the last one may be a copy, also of a tracer that `merge_call` returns twice
+            self._merged[id(component)] = (component, whole)  # kept, so that the id is not reused
 
     def is_merged(self, components: Sequence[Any]) -> bool:
         """Returns whether the local replicas' values are copies of one object returned by `merge_call`.

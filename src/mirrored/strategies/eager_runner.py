@@ -240,7 +240,7 @@ class EagerRunner(ReplicaRunner):
         if self._spans and not _has_recorded(arrays):
             # Workers compare operations and shapes first: a mismatched collective would deadlock.
             described = ", ".join(_described(components[0]) for components in arrays)
-            self._check_same_call(f"reduce {log_label(op)} of {described}")
+            host_allgather("Strategy.run", f"reduce {log_label(op)} of {described} (in an eager run)")
         return self._reduce_compared(op, arrays)
 
     def _reduce_compared(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
@@ -358,7 +358,10 @@ class EagerRunner(ReplicaRunner):
 
     def components_each(self, value: object) -> list[Any]:
         self.has_outer_numbers = self._spans  # whatever the value is: it may be a number on some workers only
-        return super().components_each(value)
+        each, whole = super().components_each(value), value.value if isinstance(value, Mirrored) else value
+        is_assigned = isinstance(whole, jax.Array) and any(one.whole is whole for one in self.store.staged.values())
+        # A variable's new value may also come from a read, of which each replica has a component of its own.
+        return [self.separate(one) for one in each] if is_assigned else each
 
     def reduced_component(self, value: Operand, local: int) -> Any:
         device = self._device_of(local)
@@ -371,9 +374,6 @@ class EagerRunner(ReplicaRunner):
 
     def _device_of(self, local: int) -> jax.Device:
         return self.device_assignment.device_of(self.device_assignment.addressable_replicas[local])
-
-    def _check_same_call(self, question: str) -> None:
-        host_allgather("Strategy.run", f"{question} (in an eager run)")
 
     def _check_workers(self, entries: Sequence[StagedAssignment]) -> None:
         """Raises an error if the new value of a mirrored variable differs between processes."""
