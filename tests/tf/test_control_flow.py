@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import mirrored as mr
 import mirrored.tf as tf
+from mirrored.errors import TransformError
 
 WRAPS = pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -618,3 +620,32 @@ def test_a_jitted_function_reads_what_a_recomputed_function_has_assigned(block: 
         found.append([results, float(v.read_value())])
     np.testing.assert_allclose(*(values for values, _ in found), rtol=1e-5)
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_a_jitted_function_that_reads_an_attribute_of_a_recomputed_function(wrap: Wrap) -> None:
+    holder = types.SimpleNamespace(scale=None)
+    helper = jax.jit(lambda x: x * holder.scale)
+    with_argument = jax.jit(lambda x, scale: x * scale)
+
+    @tf.recompute_grad
+    def reading(x: Any) -> Any:
+        holder.scale = tf.sin(x)
+        return helper(x)
+
+    @tf.recompute_grad
+    def passing(x: Any) -> Any:
+        holder.scale = tf.sin(x)
+        return with_argument(x, holder.scale)
+
+    def step(block: Any) -> Any:
+        return wrap(lambda x: gradient_of(block, x))
+
+    expected = [np.sin(at) + at * np.cos(at) for at in (1.0, 2.0)]
+    np.testing.assert_allclose([step(passing)(tf.constant(at)) for at in (1.0, 2.0)], expected, rtol=1e-5)
+    np.testing.assert_allclose(step(reading)(tf.constant(1.0)), expected[0], rtol=1e-5)
+    if wrap is tf.function:
+        np.testing.assert_allclose(step(reading)(tf.constant(2.0)), expected[1], rtol=1e-5)
+        return
+    with pytest.raises(TransformError, match="tf.recompute_grad: .*uses a value that an earlier trace has stored"):
+        step(reading)(tf.constant(2.0))

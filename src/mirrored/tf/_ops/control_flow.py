@@ -20,7 +20,7 @@ from jax import lax
 from mirrored._jax.traces import NotConstant, evaluate, is_eager
 from mirrored._jax.trees import transformed, tree_flatten
 from mirrored._typing import Operand, PyTree
-from mirrored.errors import MirroredError
+from mirrored.errors import MirroredError, TransformError
 from mirrored.runtime.overlay_store import collecting_assignments
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
@@ -335,11 +335,29 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
             return collecting(*own_args, **own_kwargs), overlay.values()
 
         overlay, collecting = collecting_assignments(f, recomputes=True)
-        results, assigned = transformed(jax.checkpoint, of_arrays)([leaves[place] for place in traced])
+        try:
+            results, assigned = transformed(jax.checkpoint, of_arrays)([leaves[place] for place in traced])
+        except jax.errors.UnexpectedTracerError as error:
+            raise _leaked_error() from error
         overlay.flush(assigned)
         return results
 
     return run
+
+
+def _leaked_error() -> TransformError:
+    """Returns the error for a recomputed function that uses a value of another trace.
+
+    JAX keeps what it has traced of a jitted function, with the tracers that the function has read from objects.
+    """
+    return TransformError(
+        "tf.recompute_grad",
+        found="the function, or a function under jax.jit that it calls, uses a value that an earlier trace has stored "
+        "in an attribute or container",
+        rule="the function is traced at every call, and the values that it computes are valid in this trace only; JAX "
+        "keeps the trace of a function under jax.jit, with the value of the attribute that it has read",
+        remedy="pass the value to the function under jax.jit as an argument, and return it where it is needed outside",
+    )
 
 
 def _is_traceable(leaf: object) -> bool:
