@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from checkpoint.programs import Training
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.optimizers import SGD
@@ -199,3 +202,28 @@ def test_slots_of_variables_that_have_the_same_name_are_numbered(
     Checkpoint(optimizer=other).restore(path).assert_consumed()
     assert [float(one.numpy()[0]) for one in restored] == [0.0, 1.0, 2.0]
     assert ("(w, w:1, w:2)" in caplog.text) == (shapes[0] == shapes[1])
+
+
+_PARTS: dict[str, Callable[[Training], dict[str, Any]]] = {
+    "trainer": lambda one: {"trainer": one},
+    "model, trainer": lambda one: {"model": one.model, "trainer": one},
+    "optimizer, trainer": lambda one: {"o": one.optimizer, "trainer": one},
+    "all": lambda one: {"model": one.model, "optimizer": one.optimizer, "trainer": one},
+}
+
+
+@pytest.mark.parametrize("is_built", [True, False], ids=["built", "not built"])
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(_PARTS, 2)))
+def test_slots_follow_variables_that_have_another_name_here(
+    before: str, after: str, is_built: bool, tmp_path: Path
+) -> None:
+    saved, here = Training(1), Training(1, scale=2.0)
+    saved.step()
+    path = Checkpoint(**_PARTS[before](saved)).write(tmp_path / "c")
+    if is_built:
+        here.step()
+    Checkpoint(**_PARTS[after](here)).restore(path).assert_consumed()
+    for one in (saved, here):
+        one.step()
+    for expected, value in zip(saved.state(), here.state(), strict=True):
+        np.testing.assert_array_equal(value, expected)

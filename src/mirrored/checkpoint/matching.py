@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from mirrored.checkpoint.graph import Graph, paths_to
+from mirrored.checkpoint.graph import SLOTS, Graph, paths_to
 from mirrored.checkpoint.json_state import decode
 from mirrored.checkpoint.leaves import Leaf, NumberLeaf
 from mirrored.checkpoint.manifest import Manifest
@@ -93,6 +93,7 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     """Matches the names in a checkpoint with those in the program, and compares their kinds, shapes and dtypes."""
     others = graph.other_names()
     groups = match_groups(graph, manifest, lambda name: source_of(paths_to(name, others), manifest))
+    slots = _slots_of_renamed(graph, others, manifest)
     pairs: dict[str, tuple[str, Leaf]] = {}
     missing: list[str] = []
     misfits: list[Misfit] = []
@@ -100,6 +101,8 @@ def match(graph: Graph, manifest: Manifest) -> Match:
         # The variables of a list have numbers as names, too.
         path = groups.source_path(name) if name in graph.shared else name
         source = source_of(paths_to(path, others), manifest)
+        if source is None and (renamed := slots.get(name.rpartition("/")[0])) is not None:
+            source = source_of(paths_to(f"{renamed}/{name.rpartition('/')[2]}", others), manifest)
         if source is None:
             missing.append(name)
         elif leaf.accepts(manifest.leaves[source]) or _is_counter(name, manifest.leaves[source]):
@@ -121,6 +124,20 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     unexpected = tuple(name for name in manifest.leaves if name not in used)
     here = {name: leaf.outline() for name, leaf in graph.leaves.items() if name not in optional}
     return Match(pairs, tuple(missing), unexpected, tuple(misfits), manifest.leaves, here, tuple(groups.regrouped))
+
+
+def _slots_of_renamed(graph: Graph, others: Mapping[str, list[str]], manifest: Manifest) -> dict[str, str]:
+    """Returns the prefixes of slots' names, with their variables' names in the checkpoint, by those in the program.
+
+    The name of a slot contains that of its variable, which can differ: a variable in two objects has the shortest path.
+    """
+    prefixes: dict[str, str] = {}
+    for optimizer, groups in graph.groups.items():
+        for member in (member for members in groups for member in members):
+            source = source_of(paths_to(member, others), manifest)
+            if source not in (None, member):
+                prefixes[f"{optimizer}/{SLOTS}/{member}"] = f"{optimizer}/{SLOTS}/{source}"
+    return prefixes
 
 
 def _configuration_names(
