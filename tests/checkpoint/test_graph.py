@@ -49,6 +49,19 @@ def test_variables_in_partials_are_saved_and_constants_are_not(tmp_path: Path) -
     assert values(other) == [1.0, 2.0, 3.0]
 
 
+def test_a_partial_can_be_a_part_or_the_root(tmp_path: Path) -> None:
+    for before, after in itertools.permutations((holder(1.0), holder(7.0))):
+        expected = values(before)
+        path = Checkpoint(call=before.call).write(tmp_path / str(expected[0]))
+        assert "call/args/0" in CheckpointReader(path).names
+        Checkpoint(call=after.call).restore(path).assert_consumed()
+        assert values(after) == expected
+    path = Checkpoint(holder(2.0).call).write(tmp_path / "root")
+    here = holder(7.0)
+    Checkpoint(here.call).restore(path).assert_consumed()
+    assert values(here) == [2.0, 3.0, 4.0]
+
+
 def test_state_in_a_partial_and_elsewhere_has_its_name_there(tmp_path: Path) -> None:
     model = Model()
     here = types.SimpleNamespace(loss=functools.partial(apply, model), deep=[[[[model]]]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from mirrored.checkpoint.keras_slots import keras_slots
@@ -19,6 +20,7 @@ def checked_part(name: str, part: object) -> Any:
         ArgumentError: The object has no state.
     """
     can_hold = is_open(part) or is_container(part) or is_number(part) or has_position(part)
+    can_hold = can_hold or isinstance(part, functools.partial)
     if part is None or isinstance(part, type) or not (can_hold or leaf_of(part, Root({}, "")) is not None):
         raise ArgumentError(
             "Checkpoint",
