@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,3 +259,37 @@ def test_counts_of_a_model_stay_configuration(tmp_path: Path) -> None:
     vars(model).update(counts=Counter(b=2), w=mr.Variable(0.0))
     Checkpoint(model=model, v=mr.Variable(0.0)).restore(path).expect_partial()
     assert vars(model)["counts"] == {"b": 2}
+
+
+@pytest.mark.parametrize("how", ["restore", "memory"])
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_empty_dicts_get_the_saved_numbers(how: str, kind: Any, tmp_path: Path) -> None:
+    """A dict that the program fills while it trains was empty after the restore, and its numbers began anew."""
+
+    def begun() -> tuple[Checkpoint, Any, Any]:
+        best, trainer = kind(), Trainer()
+        trainer.history = {"own": kind()}
+        return Checkpoint(v=mr.Variable(0.0), best=best, begun=kind(a=0), trainer=trainer), best, trainer
+
+    first, best, trainer = begun()
+    best.update({"loss/mean": 0.5, 7: 2})
+    trainer.history["own"]["b"] = 3
+    first.begun["z"] = 4
+    second, best, trainer = begun()
+    if how == "restore":
+        second.restore(first.write(tmp_path / "c")).expect_partial()
+    else:
+        head, parts = packed(begin_snapshot(first).finish())
+        restore_snapshot(second, unpacked(head, np.concatenate(parts)))
+    assert best == kind({"loss/mean": 0.5, 7: 2})
+    assert list(best) == ["loss/mean", 7]
+    assert trainer.history == {"own": kind(b=3)}
+    assert second.begun == kind(a=0), "the program may have no such item any more"
+
+
+def test_a_restore_that_fails_leaves_dicts_empty(tmp_path: Path) -> None:
+    path = Checkpoint(v=mr.Variable(0.0), best={"a": 1}).write(tmp_path / "c")
+    best: dict[str, int] = {}
+    with pytest.raises(CheckpointMismatchError):
+        Checkpoint(v=mr.Variable([0.0]), best=best).restore(path)
+    assert best == {}

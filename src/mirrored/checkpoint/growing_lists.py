@@ -1,11 +1,11 @@
-"""Restores lists, deques, counters and default dicts of numbers that a program adds to, such as a history of losses.
+"""Restores lists, deques, counters and dicts of numbers that a program adds to, such as a history of losses.
 
-A restore adds the saved numbers that they lack.
+A restore adds the saved numbers that they lack; to a plain dict, only if it is empty.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,10 +14,10 @@ from mirrored.checkpoint.json_state import decode
 from mirrored.checkpoint.leaves import NumberLeaf, Undo, is_number
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import resolve, source_of
-from mirrored.checkpoint.places import creates_items
+from mirrored.checkpoint.places import grows
 
 _Numbers = list[Any] | deque[Any]
-_Counts = Counter[Any] | defaultdict[Any, Any]
+_Counts = dict[Any, Any]
 
 
 def add_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo:
@@ -88,14 +88,12 @@ def _further(name: str, given: _Numbers, others: Mapping[str, list[str]], manife
 
 
 def _add_saved_items(look: Callable[[], Graph], manifest: Manifest) -> Undo:
-    """Adds missing saved numbers to counters and default dicts, and returns a function that removes them.
+    """Adds missing saved numbers to counters and dicts, and returns a function that removes them.
 
-    A program reads such an item before it has set it, and goes on with the default.
+    A program reads an item of a counter or default dict before it has set it, and goes on with the default. An empty
+    dict is one to which the program adds its items, as ``if name not in best or loss < best[name]`` does.
     """
-    saved: dict[str, dict[str | int, Any]] = {}
-    for name, one in manifest.leaves.items():
-        if one.key is not None:
-            saved.setdefault(name.rpartition("/")[0], {})[one.key] = decode(one.value)
+    saved = _saved_items(manifest)
     grown: list[tuple[_Counts, list[str | int]]] = []
 
     def undo() -> None:
@@ -107,18 +105,28 @@ def _add_saved_items(look: Callable[[], Graph], manifest: Manifest) -> Undo:
     graph = look()
     others = graph.other_names()
     for given in graph.visited.values():
-        if creates_items(given) and all(map(is_number, given.values())):
+        if grows(given) and all(map(is_number, given.values())):
             paths = paths_to(graph.names[id(given)], others)
             items = next((found for path in paths if (found := saved.get(resolve(path, manifest)))), {})
             further = {key: value for key, value in items.items() if key not in given}
             grown.append((given, list(further)))
-            dict.update(given, further)  # the method of `Counter` adds numbers to those that are there
+            for key, value in further.items():
+                given[key] = value
     graph = look()
     numbers = {leaf.owner for leaf in graph.leaves.values() if isinstance(leaf, NumberLeaf)}
     for given, keys in grown:  # numbers in an object that holds variables are configuration
         if id(given) not in numbers:
             _remove(given, keys)
     return undo
+
+
+def _saved_items(manifest: Manifest) -> dict[str, dict[str | int, Any]]:
+    """Returns the saved numbers of dicts, by the name of the dict and the key."""
+    saved: dict[str, dict[str | int, Any]] = {}
+    for name, one in manifest.leaves.items():
+        if one.key is not None:
+            saved.setdefault(name.rpartition("/")[0], {})[one.key] = decode(one.value)
+    return saved
 
 
 def _remove(given: _Counts, keys: list[str | int]) -> None:

@@ -18,7 +18,7 @@ from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_da
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.json_state import decode, encode
-from mirrored.checkpoint.places import Item, Place, creates_items, defines
+from mirrored.checkpoint.places import Item, Place, defines, is_standard_dict
 from mirrored.checkpoint.saved import Saved
 from mirrored.collectives.stacked import whole_stacked
 from mirrored.data.elements import keeps_values
@@ -293,7 +293,7 @@ class NumberLeaf(Leaf):
     def read(self) -> Saved:
         """Returns the number as a Python number, in the form that checkpoints store."""
         value, place = self.place.get(), self.place
-        key = place.key if isinstance(place, Item) and creates_items(place.holder()) else None
+        key = place.key if isinstance(place, Item) and is_standard_dict(place.holder()) else None
         return Saved(
             "number",
             value=encode(value.item() if isinstance(value, np.generic) else value, "a number"),

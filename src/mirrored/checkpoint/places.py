@@ -10,7 +10,7 @@ import abc
 import copy
 import dataclasses
 import inspect
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TypeGuard
 
@@ -156,9 +156,18 @@ def defines(value: object, *methods: str) -> bool:
     return not isinstance(value, type) and all(inspect.getattr_static(value, name, None) for name in methods)
 
 
-def creates_items(value: object) -> TypeGuard[Counter[Any] | defaultdict[Any, Any]]:
-    """Returns whether reading a missing item of `value` gives a default: programs do not create the item."""
-    return type(value) in (Counter, defaultdict)
+def is_standard_dict(value: object) -> bool:
+    """Returns whether `value` is a dict of Python, to which a restore can add items (`grows`)."""
+    return type(value) in (dict, OrderedDict, Counter, defaultdict)
+
+
+def grows(value: object) -> TypeGuard[dict[Any, Any]]:
+    """Returns whether a restore adds saved items to `value`: a counter, default dict or empty dict.
+
+    Reading a missing item of the first two gives a default: programs do not create the item. The missing items of a
+    dict with others can be those that the program has no more.
+    """
+    return type(value) in (Counter, defaultdict) or (is_standard_dict(value) and not value)
 
 
 def is_frozen(value: object) -> bool:

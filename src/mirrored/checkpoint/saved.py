@@ -19,7 +19,7 @@ class Saved:
             shape if the description was read from a manifest.
         components: The values of all replicas, in the first axis, of which `value` is the aggregate, if they are also
             stored. Their number, if the description was read from a manifest.
-        key: The key of a number in a `Counter` or `defaultdict`, if the key is a text or an int; otherwise None.
+        key: The key of a number in a dict of Python, if the key is a text or an int; otherwise None.
     """
 
     kind: str
