@@ -122,3 +122,37 @@ def test_a_checkpoint_of_an_earlier_version_has_other_recent_state(tmp_path: Pat
     assert CheckpointManager(Checkpoint(**target), tmp_path).restore_latest() == 1
     assert (target["inner"].count, float(target["head"].bias.numpy()), target["run"].log.best) == (5, 6.0, 1.0)
     assert (float(target["optimizer"].scale.numpy()), float(target["inner"].w.numpy())) == (1.0, 1.0)
+
+
+class Forwarding:
+    """Has slots, and forwards other attributes to an object or a dict that it holds."""
+
+    __slots__ = ("inner", "late")
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return self.inner[name] if isinstance(self.inner, dict) else getattr(self.inner, name)
+
+
+def test_a_slot_that_is_not_assigned_is_not_looked_up_elsewhere(tmp_path: Path) -> None:
+    inner = Forwarding({"w": mr.Variable(1.0)})
+    path = Checkpoint(a=Forwarding({"w": mr.Variable(1.0)}), b=Forwarding(inner), inner=inner).write(tmp_path / "c")
+    assert set(CheckpointReader(path).names) == {"a/inner/w", "inner/inner/w"}
+    inner.late = mr.Variable(2.0)
+    path = Checkpoint(b=Forwarding(inner)).write(tmp_path / "d")
+    assert set(CheckpointReader(path).names) == {"b/inner/inner/w", "b/inner/late"}
+
+
+def test_an_error_in_a_property_of_a_checkpoint_is_shown() -> None:
+    class WithProperties(Checkpoint):
+        @property
+        def best(self) -> Any:
+            return [].best  # type: ignore[attr-defined]
+
+    checkpoint = WithProperties(w=mr.Variable(1.0))
+    with pytest.raises(AttributeError, match="'list' object has no attribute 'best'"):
+        _ = checkpoint.best
+    with pytest.raises(AttributeError, match="this Checkpoint has no part 'other'"):
+        _ = checkpoint.other

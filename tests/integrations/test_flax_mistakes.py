@@ -664,3 +664,16 @@ def test_replicas_of_an_eager_run_change_models_of_their_own_and_plain_attribute
     assert [result.tolist() for result in results] == [[0.0], [1.0]]
     assert model.note == "a plain value"
     assert model.dropout.deterministic
+
+
+class Attributes(dict[str, Any]):
+    """The common idiom whose `hasattr` raises a `KeyError`."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_an_object_with_raising_attributes_is_no_value_of_a_variable() -> None:
+    with mr.MirroredStrategy(["CPU:0"]).scope():
+        variable = nnx.Param(jnp.ones(2))
+    with pytest.raises(ArgumentTypeError, match="a Attributes was assigned to mirrored variable"):
+        variable.set_value(Attributes(k=1))

@@ -280,3 +280,15 @@ def test_assign_refuses_trees_without_variables() -> None:
     mr.assign(tree, tree)
     mr.assign((), ())
     mr.assign({"f": jnp.sum}, {"f": jnp.mean})
+
+
+class Attributes(dict[str, Any]):
+    """The common idiom whose `hasattr` raises a `KeyError`."""
+
+    __getattr__ = dict.__getitem__
+
+
+@pytest.mark.parametrize("others", [{}, {"w": mr.Variable(0.0)}], ids=["alone", "with a variable"])
+def test_assign_refuses_leaves_that_are_dicts(others: dict[str, Any]) -> None:
+    with pytest.raises(StructureError, match="an object of type Attributes, which JAX takes as one leaf"):
+        mr.assign({"a": Attributes(k=jnp.zeros(2)), **others}, {"a": Attributes(k=jnp.ones(2)), **others})

@@ -114,8 +114,7 @@ class Checkpoint:
 
     def _check_free(self, name: str, part: object) -> None:
         """Raises an error if the root object has an attribute `name` whose value is not the keyword argument `part`."""
-        place = Root(self._root, "root")
-        inside = root_parts(place.get(), place) if self._root else ()
+        inside = root_parts(self._root["root"], Root(self._root, "root")) if self._root else ()
         if all(one.name != name or one.value is part for one in inside):
             return
         raise ArgumentError(
@@ -127,6 +126,8 @@ class Checkpoint:
 
     def __getattr__(self, name: str) -> Any:
         """Returns the object that was passed as the keyword argument `name`."""
+        if hasattr(type(self), name):  # a property of a subclass has raised an AttributeError, which Python hides
+            return object.__getattribute__(self, name)
         parts = vars(self).get("_parts", {})
         if name not in parts:
             raise AttributeError(f"this Checkpoint has no part {name!r} (it has: {', '.join(parts) or 'none'})")
@@ -228,8 +229,7 @@ class Checkpoint:
 
     def _write(self, save_path: PathLike, series: str, writer: Checkpoint | None, *, wait: bool) -> SeriesLock | None:
         called, path = "Checkpoint.write", Path(save_path).absolute()
-        writes = writes_here(called, path)
-        manifest = self.snapshot()
+        writes, manifest = writes_here(called, path), self.snapshot()
 
         def make_ready() -> SeriesLock | None:
             self._writer.wait()

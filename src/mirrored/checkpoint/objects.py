@@ -7,6 +7,7 @@ Objects that are not open (`open_classes`), functions, classes, strategies and d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -187,14 +188,16 @@ def is_shareable(value: object) -> bool:
 def attributes_of(value: object) -> Iterator[tuple[str, Any]]:
     """Yields the names and values of an object's attributes, public ones first."""
     try:
-        # Not `getattr`: objects with slots can forward unknown attributes to a value that they hold (nnx.Variable).
+        # Not `getattr`, also of slots: objects can forward unknown attributes to a value that they hold (nnx.Variable).
         found = dict(object.__getattribute__(value, "__dict__"))
     except AttributeError:
         found = {}
     for kind in type(value).__mro__:
         for name in _slots(kind):
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found.setdefault(name, getattr(value, name))
+            slot: Any = kind.__dict__.get(name)
+            if hasattr(slot, "__get__") and name not in ("__dict__", "__weakref__"):
+                with contextlib.suppress(AttributeError):  # a slot that is not assigned yet
+                    found.setdefault(name, slot.__get__(value, type(value)))
     for private in (False, True):
         for name, one in found.items():
             if name.startswith("_") is private and not name.startswith(("__", "_mirrored_")):

@@ -23,6 +23,7 @@ from mirrored._jax.trees import in_order_of, is_same_place
 from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.errors import ArgumentTypeError, StructureError
 from mirrored.runtime.ambient import ambient
+from mirrored.values.attributes import has_attribute
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization
 from mirrored.variables.access import assign_all
 from mirrored.variables.state_lock import together
@@ -219,6 +220,13 @@ def _check_kept(leaf: object, value: object) -> None:
             rule="only variables can be assigned; equinox.filter(model, equinox.is_array) has None for each variable",
             remedy="pass the tree that mirror has returned: assign(model, values)",
         )
+    if isinstance(leaf, (dict, list)) and value is not leaf:
+        raise StructureError(
+            "mirrored.assign",
+            found=f"the tree has an object of type {type(leaf).__name__}, which JAX takes as one leaf",
+            rule="only variables can be assigned; a subclass of dict or list is not registered with JAX",
+            remedy="use a plain dict or list, or register the class: jax.tree_util.register_pytree_node",
+        )
     if not isinstance(leaf, _NUMBERS) or value is leaf:
         return
     if isinstance(value, _NUMBERS) and value == leaf:
@@ -236,7 +244,8 @@ def _check_assignable(pairs: Sequence[tuple[Any, Any]]) -> None:
     if any(isinstance(leaf, Variable) for leaf, _ in pairs):
         return
     for leaf, value in pairs:
-        if value is not leaf and (is_array(leaf) or hasattr(leaf, "assign") or hasattr(leaf, "trainable_variables")):
+        methods = ("assign", "trainable_variables")
+        if value is not leaf and (is_array(leaf) or any(has_attribute(leaf, name) for name in methods)):
             raise ArgumentTypeError(
                 "mirrored.assign",
                 found=f"the tree has no variable; it has a {type(leaf).__name__}",

@@ -46,6 +46,7 @@ from mirrored.integrations.flax.random_state import (
 from mirrored.integrations.trees import is_array
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, announce_reassignment
+from mirrored.values.attributes import has_attribute
 from mirrored.variables import Variable
 from mirrored.variables.rules import check_kind
 
@@ -108,7 +109,7 @@ def _is_none_in_function(content: object) -> bool:
 def _assign(variable: NNXVariable[Any], content: Variable | ReplicaKey, value: Operand, by_user: bool = False) -> None:
     if isinstance(value, Variable):
         value = value.read_value()
-    if not (hasattr(value, "dtype") or isinstance(value, (bool, int, float, complex, np.generic))):
+    if not (has_attribute(value, "dtype") or isinstance(value, (bool, int, float, complex, np.generic))):
         raise ArgumentTypeError(
             f"{type(variable).__name__}.set_value",
             found=f"a {type(value).__name__} was assigned to mirrored variable {_name_of(content)!r} of a strategy",
