@@ -767,7 +767,7 @@ def test_an_interrupt_at_any_line_or_return_neither_loses_a_batch_nor_gives_one_
     dataset = strategy.experimental_distribute_dataset(Dataset.range(100).map(slow).batch(2))
     first = lambda batch: int(np.asarray(batch.values[0])[0]) // 2  # noqa: E731
     files = {inspect.getfile(Feed), inspect.getfile(DistributedIterator)}
-    outcomes = set()
+    outcomes, lost = set(), 0
     for event_number in range(400):
         reading = iter(dataset)
         for _ in range(taken):
@@ -778,6 +778,7 @@ def test_an_interrupt_at_any_line_or_return_neither_loses_a_batch_nor_gives_one_
         elsewhere.set_state(state)
         expected = first(next(elsewhere))
         assert expected == taken + (got is not None) or (got is None and expected == taken + 1), event_number
+        lost += got is None and expected == taken + 1
         try:
             assert first(next(reading)) == expected, event_number
             outcomes.add("goes on")
@@ -788,6 +789,7 @@ def test_an_interrupt_at_any_line_or_return_neither_loses_a_batch_nor_gives_one_
         if not came:
             break
     assert "goes on" in outcomes
+    assert lost <= 1  # after the last instruction of `__next__`, where CPython delivers none
     assert not came
 
 

@@ -105,10 +105,26 @@ class DistributedIterator(IteratedAsPython):
     def __next__(self) -> Any:
         note_iteration(self)
         self._refuse_in_replica()
-        with self._turn:
-            return self._next()
+        taken = None
+        try:
+            with self._turn:
+                item, value = self._next()
+                before = self._handed
+                if item.error is None:
+                    taken = self._handed = (item, item.state, before[2] + item.examples)
+                    item.value = None  # the feed keeps the item, and must not keep the arrays on the devices
+                return value
+        except BaseException as error:
+            # CPython runs signal handlers after C functions, such as the release of the lock: the caller has not
+            # received the batch. But several workers have agreed on the batch, and cannot do so again.
+            if taken is not None and self._worker_steps is None and not isinstance(error, Exception):
+                with self._turn:
+                    if self._handed is taken:
+                        item.value, self._handed = value, before
+            raise
 
-    def _next(self) -> Any:
+    def _next(self) -> tuple[FeedItem, Any]:
+        """Returns the item after the one that was handed out last, and its batch."""
         if self._done is not None:
             if self._done == "ended":
                 raise stop_iteration(self._no_element_error)
@@ -127,15 +143,10 @@ class DistributedIterator(IteratedAsPython):
             if isinstance(item.error, StopIteration):
                 raise stop_iteration(self._no_element_error)
             raise item.error
-        value, count = item.value, item.examples
-        if self._worker_steps is not None:
-            value = self._agreed_input(item)
+        value = item.value if self._worker_steps is None else self._agreed_input(item)
         self._stats.batches += 1
-        self._stats.examples += count
-        if item.error is None:
-            self._handed = (item, item.state, examples + count)
-            item.value = None  # the feed keeps the item, and must not keep the arrays on the devices
-        return value
+        self._stats.examples += item.examples
+        return item, value
 
     def _agreed_input(self, item: FeedItem) -> Any:
         """Returns this worker's input for the next step; an empty batch if only other workers still have data.
@@ -157,7 +168,7 @@ class DistributedIterator(IteratedAsPython):
             EndOfDataError: There are no more elements.
         """
         try:
-            return next(self)
+            return self.__next__()  # not `next(self)`: an interrupt after this C function would lose the batch
         except StopIteration:
             raise self._no_element_error() from None
 

@@ -14,8 +14,8 @@ from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, columns_of
 from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import indexed_sources, shuffling, stateful, streams, transformations, zipping
-from mirrored.data.pipeline.iterators import Steps, at_least
 from mirrored.data.pipeline.nodes import Members, Node
+from mirrored.data.pipeline.steps import Steps, at_least
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.runtime.element_draws import FunctionStreamId
 

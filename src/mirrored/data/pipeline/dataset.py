@@ -13,11 +13,12 @@ from mirrored.data.options import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDIN
 from mirrored.data.pipeline import caching, shuffling, stateful, storing, streams
 from mirrored.data.pipeline import transformations as steps
 from mirrored.data.pipeline.combining import Combining, Grouping
-from mirrored.data.pipeline.iterators import DatasetIterator, at_least
+from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.pipeline.making import Making
 from mirrored.data.pipeline.nodes import ENDLESS
 from mirrored.data.pipeline.sampling import Sampling
 from mirrored.data.pipeline.seeds import seed_of
+from mirrored.data.pipeline.steps import at_least
 from mirrored.data.pipeline.tables import Tables
 from mirrored.data.specs import elements_html
 from mirrored.errors import ArgumentError, EndOfDataError

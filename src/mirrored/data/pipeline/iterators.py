@@ -1,19 +1,19 @@
-"""The iterator over a `Dataset`, which can save its read position, and the base class of `Dataset`'s mixins."""
+"""The iterator over a `Dataset`, which can save its read position."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final
 
 from mirrored.data.calling import closed_meanwhile_error, taking_turn
 from mirrored.data.cursors import beyond_end_error
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
-from mirrored.data.options import Optional, Options, merged_options
+from mirrored.data.options import Optional
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
 from mirrored.data.pipeline.nodes import KEYS, Node, Run, first_element, nodes, random_step_ids, random_steps, seeded
 from mirrored.data.pipeline.positions import (
@@ -98,25 +98,38 @@ class DatasetIterator(IteratedAsPython):
 
     def __next__(self) -> Any:
         note_iteration(self)
-        with self._turn:
-            if self._end is not None:
-                raise stop_iteration(self._no_element_error)
-            try:
-                element = self._read()
-            except StopIteration:
-                self._end = self._cursor().get_end(self._count)
-                self._release()
-                raise stop_iteration(self._no_element_error) from None
-            except Exception:
-                self.close()
-                raise
-            try:
-                value = self._hand_out(element)
-            except Exception:
-                self._count += 1
-                raise
-            self._count += 1  # not after an interrupt, so that the next call computes the element again
-            return value
+        taken = None
+        try:
+            with self._turn:
+                value = self._next()
+                taken = self._count = self._count + 1
+                return value
+        except BaseException as error:
+            # CPython runs signal handlers after C functions, such as the release of the lock: the caller has not
+            # received the element.
+            if taken is not None and not isinstance(error, Exception):
+                with self._turn:
+                    self._count -= self._count == taken
+            raise
+
+    def _next(self) -> Any:
+        """Returns the next element, which is not counted yet: after an interrupt the next call computes it again."""
+        if self._end is not None:
+            raise stop_iteration(self._no_element_error)
+        try:
+            element = self._read()
+        except StopIteration:
+            self._end = self._cursor().get_end(self._count)
+            self._release()
+            raise stop_iteration(self._no_element_error) from None
+        except Exception:
+            self.close()
+            raise
+        try:
+            return self._hand_out(element)
+        except Exception:
+            self._count += 1
+            raise
 
     def _read(self) -> Element:
         # `close` of another thread sets `_closed` before it looks at `_waits`, so one of the two threads releases.
@@ -138,7 +151,7 @@ class DatasetIterator(IteratedAsPython):
             EndOfDataError: There are no more elements.
         """
         try:
-            return next(self)
+            return self.__next__()  # not `next(self)`: an interrupt after this C function would lose the element
         except StopIteration:
             raise self._no_element_error() from None
 
@@ -404,47 +417,3 @@ class DatasetIterator(IteratedAsPython):
     def __del__(self) -> None:
         if getattr(self, "_reading", None) is not None:
             self._release()
-
-
-class Steps:
-    """Base class of `Dataset` and its mixins: holds the operations and the options."""
-
-    adapted: ClassVar[Callable[[Callable[..., Any]], Callable[..., Any]]] = staticmethod(lambda function: function)
-    """Wraps every function that a user passes. A facade sets it, to convert what the function receives and returns."""
-
-    def __init__(self, node: Node, options: Options | None = None) -> None:
-        self._node = node
-        self._options = options if options is not None else Options()
-
-    @classmethod
-    def _of(cls, node: Node) -> Self:
-        return cls(node)
-
-    @classmethod
-    def _combined(cls, node: Node, datasets: Iterable[Steps]) -> Self:
-        """Returns a dataset that combines several datasets, with the options of all of them."""
-        return cls(node, merged_options(one._options for one in datasets))
-
-    def _then(self, node: Node) -> Self:
-        return type(self)(node, self._options)
-
-    def _with(self, dataset: Self) -> Self:
-        return type(self)(dataset._node, self._options)
-
-    @property
-    def node(self) -> Node:
-        """The dataset's last operation, whose `parents` lead to the earlier operations."""
-        return self._node
-
-
-def at_least(least: int, value: int, called: str, name: str) -> int:
-    """Returns `value`; raises ArgumentError if `value` is less than `least`.
-
-    Raises:
-        ArgumentError: `value` is less than `least`.
-    """
-    if value < least:
-        raise ArgumentError(
-            called, found=f"{name}={value}", rule=f"{name} must be at least {least}", remedy=f"pass a larger {name}"
-        )
-    return value

@@ -21,7 +21,7 @@ from mirrored.data.elements import as_element, first_lost, keeps_values
 from mirrored.data.keys import as_records, implementation, record_dtype
 from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import files, indexed_sources, storing, streams
-from mirrored.data.pipeline.iterators import Steps, at_least
+from mirrored.data.pipeline.steps import Steps, at_least
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.values.tensor_shape import TensorShape
 

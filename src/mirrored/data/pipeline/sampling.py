@@ -18,9 +18,9 @@ from mirrored.data.calling import no_end
 from mirrored.data.elements import Element, own_element
 from mirrored.data.padded_shapes import checked_shape, is_shape
 from mirrored.data.pipeline import indexed_sources, shuffling, stateful, transformations
-from mirrored.data.pipeline.iterators import Steps
 from mirrored.data.pipeline.nodes import Node
 from mirrored.data.pipeline.seeds import seed_of
+from mirrored.data.pipeline.steps import Steps
 from mirrored.errors import ArgumentError, ArgumentTypeError, StructureError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from mirrored.data.options import AUTOTUNE
 from mirrored.data.pipeline import csv, files
-from mirrored.data.pipeline.iterators import Steps
+from mirrored.data.pipeline.steps import Steps
 from mirrored.errors import ArgumentError, StructureError
 
 

@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from mirrored.data import Options as Options
 from mirrored.data import ThreadingOptions as ThreadingOptions
-from mirrored.data.pipeline.iterators import Steps
+from mirrored.data.pipeline.steps import Steps
 from mirrored.tf._data.datasets import Dataset as Dataset
 from mirrored.tf.data import experimental as experimental
 

@@ -13,8 +13,8 @@ from mirrored.data import AutotuneOptions as AutotuneOptions
 from mirrored.data import DistributeOptions as DistributeOptions
 from mirrored.data import OptimizationOptions as OptimizationOptions
 from mirrored.data import Optional as Optional
-from mirrored.data.pipeline.iterators import Steps
 from mirrored.data.pipeline.sampling import NamedDType
+from mirrored.data.pipeline.steps import Steps
 from mirrored.tf._data.experimental import Reducer as Reducer
 from mirrored.tf.data import Dataset
 from mirrored.tf.data import ThreadingOptions as ThreadingOptions
