@@ -149,6 +149,7 @@ def test_no_leak_in_a_run(body, devices, replicas, compiled):
     )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("body", [optimizer_update, all_reduce, recorded_merge])
 def test_no_leak_in_a_deterministic_run(body):
     strategy, x = strategy_and_input(2, 4, deterministic=True)
@@ -158,6 +159,7 @@ def test_no_leak_in_a_deterministic_run(body):
         mr.function(lambda batch: strategy.run(lambda value: body(state, value), args=(batch,)))(x)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 4)])
 def test_no_leak_with_a_tape_around_the_run(devices, replicas, compiled):
@@ -175,6 +177,7 @@ def test_no_leak_with_a_tape_around_the_run(devices, replicas, compiled):
     assert result == 3.0 * sum(2 + i for i in range(replicas))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 3), (2, 4)])
 def test_no_leak_of_a_collective_in_a_loop(devices, replicas):
     strategy, x = strategy_and_input(devices, replicas)
@@ -215,6 +218,7 @@ def test_no_leak_of_a_concrete_function():
         function.get_concrete_function(jax.ShapeDtypeStruct((), jnp.float32))
 
 
+@pytest.mark.long
 def test_a_leak_of_the_program_is_reported():
     strategy, x = strategy_and_input(1, 2)
     kept = []
