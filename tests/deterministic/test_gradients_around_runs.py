@@ -55,11 +55,16 @@ def gradient(devices, body, combine, how):
     def around_variable():
         return combine(strategy, strategy.run(lambda x: body(x, variable), args=(batch,)))
 
+    def run(w):
+        if how == "argument":
+            return strategy.run(body, args=(batch, w))
+        return strategy.run(lambda x: body(x, w), args=(batch,))
+
     def step(w):
-        source = w if how == "argument" else variable
+        source = w if how in ("argument", "closed over") else variable
         with mr.GradientTape() as tape:
             tape.watch(source)
-            y = around_variable() if source is variable else combine(strategy, strategy.run(body, args=(batch, w)))
+            y = around_variable() if source is variable else combine(strategy, run(w))
         return tape.gradient(y, source, output_gradients=UPSTREAM)
 
     return np.asarray((step if how == "function in the block" else mr.function(step))(WEIGHT))
@@ -67,7 +72,7 @@ def gradient(devices, body, combine, how):
 
 @pytest.mark.sampled(3)
 @pytest.mark.first(4)
-@pytest.mark.parametrize("how", ["argument", "variable", "function in the block"])
+@pytest.mark.parametrize("how", ["argument", "variable", "function in the block", "closed over"])
 @pytest.mark.parametrize("combined", list(COMBINED))
 @pytest.mark.parametrize("body", [linear, wave, cube])
 def test_bits_do_not_depend_on_the_devices(how, combined, body):

@@ -143,6 +143,7 @@ _CALLS: Final = {
     "eval_jaxpr": "call_jaxpr",
     "jit": "jaxpr",
     "linear_call": "callee",
+    "linear_with_transpose": "call_jaxpr",
     "pjit": "jaxpr",
     "remat": "jaxpr",
     "remat2": "jaxpr",

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from mirrored._jax.linear import linear
 from mirrored.topology.device_assignment import AXIS
 
 
@@ -27,45 +28,49 @@ def _over(mesh: Mesh, function: Callable[[Any], Any], *, given: PartitionSpec, g
 _ROWS, _EQUAL = PartitionSpec(AXIS), PartitionSpec()
 
 
-def _to_rows(mesh: Mesh, value: object) -> Any:
-    return _over(mesh, lambda one: one[None], given=_EQUAL, gives=_ROWS)(value)
+def _to_rows(mesh: Mesh, value: object) -> list[Any]:
+    return [_over(mesh, lambda one: one[None], given=_EQUAL, gives=_ROWS)(value)]
 
 
-def _to_equal(mesh: Mesh, rows: jax.Array) -> Any:
-    return _over(mesh, lambda row: row[0], given=_ROWS, gives=_EQUAL)(rows)
+def _to_equal(mesh: Mesh, rows: jax.Array) -> list[Any]:
+    return [_over(mesh, lambda row: row[0], given=_ROWS, gives=_EQUAL)(rows)]
 
 
-def _to_first_row(mesh: Mesh, value: object) -> Any:
+def _to_first_row(mesh: Mesh, value: object) -> list[Any]:
     only_first = lambda one: jnp.where(lax.axis_index(AXIS) == 0, one, jnp.zeros_like(one))[None]  # noqa: E731
-    return _over(mesh, only_first, given=_EQUAL, gives=_ROWS)(value)
+    return [_over(mesh, only_first, given=_EQUAL, gives=_ROWS)(value)]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+# A batch axis is the first one of a value, and the second one of rows.
+
+
 def first_row(mesh: Mesh, rows: jax.Array) -> Any:
     """Converts an array ``[devices, ...]`` with equal rows to a replicated array with the value of one row.
 
     The cotangent goes to the first device alone.
     """
-    return _to_equal(mesh, rows)
+    transpose = lambda value: [_first_row_only(mesh, value)]  # noqa: E731
+    [value] = linear(functools.partial(_to_equal, mesh), transpose, rows, batch_axes=(1, 0))
+    return value
 
 
-first_row.defvjp(lambda mesh, rows: (first_row(mesh, rows), None), lambda mesh, _, value: (_to_first_row(mesh, value),))
+def _first_row_only(mesh: Mesh, value: jax.Array) -> Any:
+    """Converts a replicated value to an array ``[devices, ...]`` with the value in the first row, and zeros."""
+    transpose = lambda rows: [first_row(mesh, rows)]  # noqa: E731
+    [rows] = linear(functools.partial(_to_first_row, mesh), transpose, value, batch_axes=(0, 1))
+    return rows
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def one_row_each(mesh: Mesh, value: object) -> Any:
+def one_row_each(mesh: Mesh, value: jax.Array) -> Any:
     """Converts a replicated value to an array ``[devices, ...]`` that has the same row on each device.
 
     The rows of the cotangent are equal: `fan_out` has summed them over all replicas.
     """
-    return _to_rows(mesh, value)
-
-
-one_row_each.defvjp(
-    lambda mesh, value: (one_row_each(mesh, value), None), lambda mesh, _, rows: (first_row(mesh, rows),)
-)
+    transpose = lambda rows: [first_row(mesh, rows)]  # noqa: E731
+    [rows] = linear(functools.partial(_to_rows, mesh), transpose, value, batch_axes=(0, 1))
+    return rows
 
 
 def first_row_of_any_dtype(mesh: Mesh, rows: jax.Array) -> Any:
     """Like `first_row`, but also for integers and PRNG keys, which have no cotangent."""
-    return (first_row if jnp.issubdtype(rows.dtype, jnp.inexact) else _to_equal)(mesh, rows)
+    return first_row(mesh, rows) if jnp.issubdtype(rows.dtype, jnp.inexact) else _to_equal(mesh, rows)[0]

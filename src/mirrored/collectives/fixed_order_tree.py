@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.jaxprs import equal_on_all_devices
+from mirrored._jax.linear import linear
 from mirrored.collectives.algorithm import SMALL_BYTES, CrossDeviceOps, over_small_buckets, unpack_buckets
 from mirrored.collectives.partial_sums import PartialSums, Pattern, partial_sums
 from mirrored.collectives.summation import (
@@ -131,25 +132,25 @@ def _sum_of_cotangents(group: Group, cotangents: list[Any]) -> Any:
 _stack_each.defvjp(_stack_each_forward, _stack_each_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fan_out(group: Group, value: jax.Array) -> list[Any]:
     """Copies a replicated value once per replica slot of this device; sums the copies' gradients in a fixed order.
 
     The tree sums the cotangents of all replicas. Every device returns the whole sum, and the caller must take only one
-    of them, as `one_row_each` does (`collectives.equal_rows`).
+    of them, as `one_row_each` does (`collectives.equal_rows`). The copies have derivatives of both modes.
     """
-    return [value] * group.local
+    return linear(lambda one: [one] * group.local, lambda *cotangents: [_total(group, *cotangents)[0]], value)
 
 
-def _fan_out_forward(group: Group, value: jax.Array) -> tuple[list[Any], None]:
-    return fan_out(group, value), None
+def _total(group: Group, *components: jax.Array) -> list[Any]:
+    """Sums one array over all replicas, and returns the sum once per replica of this device.
 
+    It has derivatives of both modes, and is its own transpose.
+    """
 
-def _fan_out_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[Any]:
-    return (_sum_of_cotangents(group, cotangents),)
+    def function(*arrays: jax.Array) -> list[Any]:
+        return [_sum_of_cotangents(group, list(arrays))] * group.local
 
-
-fan_out.defvjp(_fan_out_forward, _fan_out_backward)
+    return linear(function, functools.partial(_total, group), *components)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -169,7 +170,7 @@ def _fan_out_once_forward(group: Group, value: jax.Array) -> tuple[list[Any], No
 
 
 def _fan_out_once_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[Any]:
-    (total,) = _fan_out_backward(group, None, cotangents)
+    total = _sum_of_cotangents(group, cotangents)
     if group.axis is None:
         return (total,)
     return (jnp.where(lax.axis_index(group.axis) == 0, total, jnp.zeros_like(total)),)

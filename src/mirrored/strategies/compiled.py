@@ -148,7 +148,7 @@ class _Run:
             self._check_loss_scale(body, analysis)
         outputs = self._outputs.of_program
         body = body.giving(range(len(outputs.flat())))
-        if self._fixed_order:
+        if self._fixed_order or (self._bit_identical and fixed_order_runs.reads_outer_values(body)):
             body = fixed_order_runs.with_fixed_order(body, self._runner, shapes, axes)
             analysis = self._analysis(body)
         self._check_replicated(body, outputs, analysis)
@@ -168,6 +168,8 @@ class _Run:
             body = stage(flat_body, shapes, axes=axes)
             equations = equations_in(body.jaxpr)
             refuse_other_meshes(equations)
+            if self._bit_identical:
+                body = fixed_order_runs.with_separate_values(body, self._runner, shapes, axes)
             if self._runner.group_info.padded:
                 body = contain(body, self._runner, shapes, axes)
             if not PLACEHOLDERS.isdisjoint(eqn.primitive.name for eqn, *_ in equations):

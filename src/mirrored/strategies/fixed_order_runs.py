@@ -1,4 +1,4 @@
-"""Compiles `Strategy.run` calls so that a tape outside the call sums the replicas' gradients in a fixed order."""
+"""Compiles `Strategy.run` calls so that gradients around the call sum the replicas' cotangents in a fixed order."""
 
 from __future__ import annotations
 
@@ -10,40 +10,42 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mirrored._jax.inlining import Staged, stage
+from mirrored._jax.inlining import Staged, apply_jaxpr, stage
+from mirrored._jax.jaxprs import Literal, Var
 from mirrored._jax.traces import CaptureTracer
 from mirrored._typing import Operand
 from mirrored.collectives.fixed_order_tree import fan_out
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import reduce_stacked
 from mirrored.collectives.summation import stack_isolated, unstack_isolated
-from mirrored.errors import TransformError
 from mirrored.runtime.ambient import announce_read
 from mirrored.runtime.staged_values import Captured
-from mirrored.strategies.tracing_runner import ReplicatedArgument
+from mirrored.strategies.padding import reader_of
+from mirrored.strategies.tracing_runner import ReplicatedArgument, is_from_outside, is_replica_copy, replica_copy
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
     from mirrored.strategies.tracing_runner import TracingRunner
     from mirrored.variables.variable import Variable
 
-# Gradients in a fixed order for a tape around a compiled run.
+# Gradients in a fixed order for a tape, or a transform of JAX, around a compiled run.
 #
 # JAX transposes `shard_map` by dividing the cotangent of a replicated result by the number of devices, and summing
 # those of a replicated operand over the devices, after it has added those of a device's virtual replicas in the order
 # of their uses. The division rounds unless that number is a power of two, and the order of the sum depends on the
-# device assignment. Under an algorithm whose results are bit-identical, a run with a tape around it is built in another
-# way:
+# device assignment. Under an algorithm whose results are bit-identical, a run is therefore built in another way:
 #
 # - a replicated operand enters as one row per device (`one_row_each`), and `fan_out` gives each virtual replica its own
 #   copy, so that one fixed-order tree reduction sums the cotangents of all replicas;
 # - a replicated result leaves as one row per device, of which `first_row` makes one value (`collectives.equal_rows`).
 #   The cotangent of that value goes to the row of the first device alone. So does that of `Strategy.reduce`.
 #
-# Neither communicates in the forward pass: every device reads and writes its own copy. An array that the replica
-# function closes over enters in another way, so a gradient with respect to it is refused (`_without_gradient`).
+# Neither communicates in the forward pass: every device reads and writes its own copy. It is the form of traced values
+# from outside and of results in every such run, because a transform of JAX around the run may be unknown while the run
+# is traced (`jax.grad` of a `scan` or a jitted function). Variables have it only if a tape is around the run, since no
+# transform of JAX differentiates with respect to them.
 #
-# The forward and backward rules call functions with custom rules, themselves included. Under nested tapes the outer one
+# The forward and backward rules call functions with such rules, themselves included. Under nested tapes the outer one
 # differentiates what the rules of the inner one compute, and JAX's transpose of the raw `shard_map` would sum the equal
 # rows of a cotangent: the second derivative would be too large by the number of devices.
 
@@ -51,6 +53,49 @@ if TYPE_CHECKING:
 def has_gradient(value: Operand) -> bool:
     """Returns whether `value` has a floating-point or complex dtype, and can therefore have a gradient."""
     return bool(jnp.issubdtype(value.dtype, jnp.inexact))
+
+
+def reads_outer_values(body: Staged) -> bool:
+    """Returns whether a traced body reads values from outside, other than variables, that may have gradients."""
+    return any(is_replica_copy(constant) or is_from_outside(constant) for constant in body.constants)
+
+
+def with_separate_values(
+    body: Staged, runner: TracingRunner, shapes: Sequence[jax.ShapeDtypeStruct], axes: Sequence[tuple[str, int]]
+) -> Staged:
+    """Rewrites the program of a `run` so that each virtual replica reads its own constant for a value from outside.
+
+    The replicas close over one tracer, or receive it as an argument, and JAX would add its cotangents in the order of
+    the equations. The equations of merges keep the constant, which each device reads once.
+
+    Args:
+        body: The body, whose equations are marked by `padding.scope_of`.
+        runner: The runner that traced it.
+        shapes: The shapes and dtypes of its inputs.
+        axes: The mesh axis and its size.
+    """
+    outer = dict(zip(body.jaxpr.constvars, body.constants, strict=True))
+    outer = {variable: value for variable, value in outer.items() if is_from_outside(value)}
+    if not outer:
+        return body
+    own: dict[tuple[Any, int], Any] = {}
+
+    def read(atom: Any, local: int | None) -> Any:
+        if local is None or isinstance(atom, Literal) or atom not in outer:
+            return atom
+        return own.setdefault((atom, local), Var(atom.aval))
+
+    equations = [
+        eqn.replace(invars=[read(atom, reader_of(eqn, runner.num_local)) for atom in eqn.invars])
+        for eqn in body.jaxpr.eqns
+    ]
+    separate = body.jaxpr.replace(
+        invars=[*own.values(), *body.jaxpr.invars],
+        eqns=equations,
+        debug_info=body.jaxpr.debug_info.with_unknown_names(),
+    )
+    copies = [replica_copy(outer[variable], local) for variable, local in own]
+    return stage(lambda *inputs: apply_jaxpr(separate, body.constants, [*copies, *inputs]), shapes, axes=axes)
 
 
 def with_fixed_order(
@@ -61,7 +106,8 @@ def with_fixed_order(
     The new body has one constant per captured value, which `fan_out` copies to the local replicas.
 
     Args:
-        body: The body, traced with `TracedReplicaStore.separates_reads`.
+        body: The body, in which each virtual replica has its own constants (`with_separate_values`, and
+            `TracedReplicaStore.separates_reads` for variables).
         runner: The runner that traced it.
         shapes: The shapes and dtypes of its inputs.
         axes: The mesh axis and its size.
@@ -87,38 +133,21 @@ class _Constants:
         match source:
             case Captured(variable=variable, local=int(local)) if not variable.per_replica:
                 return self._copy(variable, self._runner.store.capture(variable, None), local)
-            case Captured(variable=variable, local=None) if has_gradient(constant):
-                # Read in cross-replica context, once per device.
-                [value] = fan_out(self._runner.group_of_devices, constant)
-                return value
+            case Captured(local=None) if self._runner.store.separates_reads and has_gradient(constant):
+                return self._of_merge(constant)
             case ReplicatedArgument(value=value, local=local):
                 return self._copy(value, value, local)
-            case None if isinstance(constant, jax.Array) and has_gradient(constant):
-                return _without_gradient(constant)
-        return constant
+        return self._of_merge(constant) if is_from_outside(constant) else constant
+
+    def _of_merge(self, value: Operand) -> Any:
+        """Returns a value that is read in cross-replica context, once per device."""
+        [copy] = fan_out(self._runner.group_of_devices, value)
+        return copy
 
     def _copy(self, key: Any, value: Operand, local: int) -> Any:
         if id(key) not in self._copies:
             self._copies[id(key)] = fan_out(self._runner.group_info, value)
         return self._copies[id(key)][local]
-
-
-@jax.custom_vjp
-def _without_gradient(value: object) -> Any:
-    return value
-
-
-def _refuse_gradient(_: None, cotangent: jax.Array) -> Any:
-    raise TransformError(
-        "GradientTape.gradient",
-        found=f"a gradient flows to an array {cotangent.dtype}{list(cotangent.shape)} that the replica function closes "
-        "over",
-        rule="with deterministic=True, gradients can flow only to variables and to arguments of run",
-        remedy="pass the array to run as an argument: strategy.run(fn, args=(batch, array))",
-    )
-
-
-_without_gradient.defvjp(lambda value: (_without_gradient(value), None), _refuse_gradient)
 
 
 def unstack_unfused(arrays: Sequence[jax.Array]) -> list[list[Any]]:

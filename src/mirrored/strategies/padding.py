@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 _SLOT: Final = "mirrored_slot_"
+MERGE: Final = "mirrored_merge"
+"""The name of the `jax.named_scope` of a merge in a bit-identical program with one replica on each device."""
 
 
 def scope_of(local: int) -> str:
@@ -45,6 +47,13 @@ def scope_of(local: int) -> str:
 def slot_of(eqn: JaxprEqn) -> int | None:
     """Returns the replica slot for which an equation was traced; None if it was traced for no slot."""
     return next((int(name.removeprefix(_SLOT)) for name in scopes_of(eqn) if name.startswith(_SLOT)), None)
+
+
+def reader_of(eqn: JaxprEqn, num_local: int) -> int | None:
+    """Returns the replica slot for which an equation reads its operands; None for an equation of a merge."""
+    if num_local > 1:
+        return slot_of(eqn)
+    return None if MERGE in scopes_of(eqn) else 0
 
 
 class Calls:

@@ -33,6 +33,7 @@ from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.staged_values import Captured
 from mirrored.runtime.variable_store import is_under_tape
 from mirrored.strategies import fixed_order_runs
+from mirrored.strategies.tracing_runner import is_from_outside
 from mirrored.topology.device_assignment import AXIS
 
 if TYPE_CHECKING:
@@ -91,13 +92,15 @@ class Binding:
     Args:
         runner: The runner that traced the body.
         outer_store: The variable store of the function around the run.
-        fixed_order: Whether a tape around the run must sum gradients in a fixed order (`fixed_order_runs`).
+        fixed_order: Whether a tape around the run must sum gradients of variables in a fixed order
+            (`fixed_order_runs`).
     """
 
     def __init__(self, runner: TracingRunner, outer_store: VariableStore, *, fixed_order: bool) -> None:
         self._runner = runner
         self._outer_store = outer_store
         self._fixed_order = fixed_order
+        self._bit_identical = runner.bit_identical
         self._mesh = runner.device_assignment.mesh
 
     def bind(
@@ -116,9 +119,11 @@ class Binding:
         operands += inputs
         in_forms += [Form.STACKED] * len(inputs)
         atoms = outputs.split(body.jaxpr.outvars)
+        columns = [*atoms.results, *atoms.assigned]
+        in_order = [self._bit_identical] * len(atoms.results) + [self._fixed_order] * len(atoms.assigned)
         out_forms = [
-            self._form(column[0].aval, per_replica=per_replica)
-            for column, per_replica in zip([*atoms.results, *atoms.assigned], are_per_replica, strict=True)
+            self._form(column[0].aval, per_replica=per_replica, in_order=is_in_order)
+            for column, per_replica, is_in_order in zip(columns, are_per_replica, in_order, strict=True)
         ]
 
         def on_device(*parts: Any) -> list[Any]:
@@ -163,7 +168,11 @@ class Binding:
         for (place, variable), whole in zip(read.items(), wholes, strict=True):
             operands[place] = self._announced(variable, whole)
         forms = [
-            self._form(operand, per_replica=place in read and read[place].per_replica)
+            self._form(
+                operand,
+                per_replica=place in read and read[place].per_replica,
+                in_order=self._fixed_order or (self._bit_identical and place not in read and is_from_outside(operand)),
+            )
             for place, operand in enumerate(operands)
         ]
         return operands, forms, captures
@@ -175,10 +184,11 @@ class Binding:
             )
         return announce_read(variable, whole)
 
-    def _form(self, value: Operand, *, per_replica: bool) -> Form:
+    def _form(self, value: Operand, *, per_replica: bool, in_order: bool) -> Form:
+        """Returns the form of an operand or output; `in_order` says whether to sum its cotangents in a fixed order."""
         if per_replica:
             return Form.STACKED
-        return Form.EQUAL_ROWS if self._fixed_order and fixed_order_runs.has_gradient(value) else Form.REPLICATED
+        return Form.EQUAL_ROWS if in_order and fixed_order_runs.has_gradient(value) else Form.REPLICATED
 
     # Outside of `shard_map`: a value of the function around the run, and the operand or output that stands for it.
 
@@ -219,12 +229,12 @@ class Binding:
             arrays = [group.slots.repeated(array, group.is_real()) for array in arrays]
         if self._fixed_order:
             return fixed_order_runs.unstack_unfused(arrays)
-        if self._runner.bit_identical:
+        if self._bit_identical:
             return unstack_isolated(arrays)
         return [[array[k] for k in range(group.local)] for array in arrays]
 
     def _stack(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
         """Stacks, for each output, the local replicas' arrays into one array ``[local, ...]``."""
-        if self._runner.bit_identical:
+        if self._bit_identical:
             return stack_isolated(columns)
         return [jnp.stack(components) for components in columns]

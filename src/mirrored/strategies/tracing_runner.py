@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax import caches
+from mirrored._jax.boxes import is_live_box
+from mirrored._jax.jaxprs import is_inexact, is_reference
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, trace_below_tapes
-from mirrored._typing import Leaf
+from mirrored._typing import Leaf, Operand
 from mirrored.analysis.loss_scale_check import SummedGradients
 from mirrored.analysis.replication_check import Origin
 from mirrored.collectives.fixed_order_tree import fan_out_once
@@ -28,7 +30,7 @@ from mirrored.runtime.staged_values import Bookkeeping, Captured, CreatedByLine
 from mirrored.runtime.variable_store import TracedReplicaStore
 from mirrored.strategies.checks import is_given
 from mirrored.strategies.context import ReplicaContext
-from mirrored.strategies.padding import scope_of
+from mirrored.strategies.padding import MERGE, scope_of
 from mirrored.topology.device_assignment import AXIS
 from mirrored.values import structures
 from mirrored.values.attributes import has_attribute
@@ -40,10 +42,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReplicatedArgument(Bookkeeping):
-    """Identifies a tracer as one virtual replica's copy of a replicated argument of `run`.
+    """Identifies a tracer as one virtual replica's copy of a replicated argument of `run`, or of a closed-over value.
 
     Attributes:
-        value: The argument.
+        value: The argument or closed-over value.
         local: The index of the replica among those of its device.
     """
 
@@ -56,8 +58,26 @@ class ReplicatedArgument(Bookkeeping):
 
 def as_passed(leaf: Leaf) -> Any:
     """Returns the `run` argument that a tracer stands for; returns any other leaf unchanged."""
-    is_passed = isinstance(leaf, CaptureTracer) and isinstance(leaf.source, ReplicatedArgument)
-    return leaf.source.value if is_passed else leaf
+    return leaf.source.value if is_replica_copy(leaf) else leaf
+
+
+def replica_copy(value: jax.Array, local: int) -> CaptureTracer:
+    """Returns a tracer that stands for one virtual replica's copy of a replicated value."""
+    return CaptureTracer(value.shape, value.dtype, ReplicatedArgument(value, local), weak_type=value.weak_type)
+
+
+def is_replica_copy(constant: Operand) -> bool:
+    """Returns whether a constant of a traced run is a virtual replica's copy of a value."""
+    return isinstance(constant, CaptureTracer) and isinstance(constant.source, ReplicatedArgument)
+
+
+def is_from_outside(constant: Operand) -> bool:
+    """Returns whether a constant of a traced run is a value of the code around the run that may have a gradient.
+
+    Variables, and virtual replicas' copies of values, are not such constants.
+    """
+    is_traced = isinstance(constant, Tracer) and not isinstance(constant, CaptureTracer)
+    return (is_traced or is_live_box(constant)) and is_inexact(constant.aval) and not is_reference(constant.aval)
 
 
 class TracingRunner(ReplicaRunner):
@@ -179,9 +199,7 @@ class TracingRunner(ReplicaRunner):
             return value
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return value
-        return CaptureTracer(
-            value.shape, value.dtype, ReplicatedArgument(as_passed(value), local), weak_type=value.weak_type
-        )
+        return replica_copy(as_passed(value), local)
 
     def _context(self, local: int) -> ReplicaContext:
         def replica_id() -> Any:
@@ -208,13 +226,26 @@ class TracingRunner(ReplicaRunner):
             if trace_below_tapes(current_trace()) is not self.base_trace and not is_outside(self):
                 # an assignment in a branch or loop body, whose trace is that of one replica
                 raise under_transform_error(merge)
+            if self.bit_identical and not merge.calls_user_code:
+                payload = [self._own_copy(value) for value in payload]
             try:
                 return self._lockstep.run_merge(merge, payload)
             finally:
                 if self._tokens:  # none if the run has been given up (`runtime.lockstep`)
                     caches.resume_replica(self.trace_key(ambient().replica.local_index))
-        with within(replica=None):
+        # The mark tells `fixed_order_runs` that an equation reads values once per device. All-reduces read their own.
+        is_marked = self.bit_identical and merge.nested is None
+        with within(replica=None), jax.named_scope(MERGE) if is_marked else nullcontext():
             return merge.complete([payload])[0]
+
+    def _own_copy(self, value: Leaf) -> Any:
+        """Returns the replica's own copy of a value from outside that it passes to a collective.
+
+        Otherwise JAX would add the cotangents of the device's replicas, that of an empty slot included.
+        """
+        if not is_from_outside(value) or self._is_inside(value):
+            return value
+        return replica_copy(value, ambient().replica.local_index)
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         return list(self.algorithm.reduce_arrays(op, arrays, self.group_info))
