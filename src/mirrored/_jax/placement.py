@@ -135,7 +135,8 @@ _DESCRIBED: Final = {
 #
 # The type of a result of `shard_map` names its mesh, and JAX refuses operations on arrays of different meshes. The body
 # of another run is traced for one device, without a mesh. If the body closes over such a result, its derivative would
-# combine arrays of both types.
+# combine arrays of both types. The cotangents of operands of `shard_map` have a mesh, too, so operands pass through this
+# identity as well.
 #
 # Supports JAX 0.10 to 0.12: the registries of rules for primitives.
 
@@ -145,7 +146,7 @@ _unplaced_p = Primitive("unplaced")  # type: ignore[no-untyped-call]
 def unplaced(array: jax.Array) -> Any:
     """Returns `array` unchanged, except that its abstract value has no mesh.
 
-    The operation is differentiable, and has no effect in a compiled program.
+    The cotangent of `array` has no mesh either. The operation has no effect in a compiled program.
     """
     return _unplaced_p.bind(array)
 
@@ -156,6 +157,6 @@ def _abstract(aval: jax.core.ShapedArray) -> jax.core.ShapedArray:
 
 _unplaced_p.def_impl(lambda array: array)
 _unplaced_p.def_abstract_eval(_abstract)
-ad.deflinear2(_unplaced_p, lambda cotangent, _: [cotangent])
+ad.deflinear2(_unplaced_p, lambda cotangent, _: [unplaced(cotangent)])
 batching.defvectorized(_unplaced_p)
 mlir.register_lowering(_unplaced_p, lambda _, array: [array])

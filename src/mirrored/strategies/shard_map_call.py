@@ -193,11 +193,10 @@ class Binding:
     # Outside of `shard_map`: a value of the function around the run, and the operand or output that stands for it.
 
     def _passed(self, value: Any, form: Form) -> Any:
+        value = unplaced(value)
         return one_row_each(self._mesh, value) if form is Form.EQUAL_ROWS else value
 
     def _value_of(self, output: Any, form: Form) -> Any:
-        if form is Form.STACKED:
-            return output
         return unplaced(first_row(self._mesh, output) if form is Form.EQUAL_ROWS else output)
 
     # Inside of `shard_map`: the part of a device, and the value of it or, if stacked, the column of its components.
