@@ -109,6 +109,50 @@ def test_a_variable_in_two_pairs(devices: int) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("replicas", [None, 1, 2])
+@pytest.mark.parametrize("make", [tf.Variable, keras.Variable])
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_a_keras_optimizer_refuses_complex_variables(make: Any, replicas: int | None, compiled: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:replicas]) if replicas else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        weight, unused = make(np.complex64(3 + 4j)), make(np.complex64(1j))
+        scale = make(np.float32(2.0))
+        optimizer = keras.optimizers.SGD(0.1, clipnorm=1.0)
+        optimizer.build([weight, unused, scale])
+
+    def step(of_weight: bool) -> None:
+        with mr.GradientTape() as tape:
+            loss = tf.abs(tf.convert_to_tensor(weight)) ** 2 * tf.convert_to_tensor(scale)
+        of_scale, of_complex = tape.gradient(loss, [scale, weight])
+        optimizer.apply_gradients([(of_complex if of_weight else None, weight), (None, unused), (of_scale, scale)])
+
+    def train(of_weight: bool) -> None:
+        run = strategy.run if strategy else lambda function, args: function(*args)
+        run(step, args=(of_weight,))
+
+    called = mr.function(train) if compiled else train
+    with pytest.raises(mr.errors.ArgumentTypeError, match=r"SGD\.apply_gradients(.|\n)*complex64(.|\n)*mirrored\.opt"):
+        called(True)
+    called(False)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_fit_refuses_complex_variables(deterministic: bool) -> None:
+    class Scaled(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(2,), dtype="complex64", initializer="ones")
+
+        def call(self, x: Any) -> Any:
+            return tf.abs(tf.cast(x, tf.complex64) * tf.convert_to_tensor(self.scale))
+
+    with mr.MirroredStrategy(jax.devices()[:2], deterministic=deterministic).scope():
+        model = keras.Sequential([keras.Input((2,)), Scaled()])
+        model.compile("sgd", "mse")
+    with pytest.raises(mr.errors.ArgumentTypeError, match=r"SGD\.apply_gradients(.|\n)*complex64"):
+        model.fit(np.ones((4, 2)), np.ones((4, 2)), verbose=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.first(1)
 @pytest.mark.long
 def test_one_optimizer_over_two_models(compiled: bool) -> None:

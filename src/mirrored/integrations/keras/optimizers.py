@@ -15,7 +15,7 @@ from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.errors import ArgumentError, ContextError, OutOfScopeWarning, StructureError
+from mirrored.errors import ArgumentError, ArgumentTypeError, ContextError, OutOfScopeWarning, StructureError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.building import built_once, with_wrapped
 from mirrored.integrations.keras.made_before import adopt_made_before, is_observed
@@ -56,7 +56,11 @@ def wrapped(apply: Callable[..., Any]) -> Callable[..., Any]:
         grads, variables = _listed(self, grads, trainable_variables)
         if not stateless:
             _adopt_made_before(self, variables)
-        if stateless or not _is_ours(variables if variables is not None else variables_of_optimizer(self)):
+        updated = variables if variables is not None else variables_of_optimizer(self)
+        is_ours = _is_ours(updated)
+        if is_ours:
+            _refuse_complex(self, grads, updated)
+        if stateless or not is_ours:
             return apply(self, grads, variables)
         if not self.built:
             _build(self, variables)
@@ -292,6 +296,24 @@ def _check_known(optimizer: Optimizer, variables: Sequence[Any]) -> None:
                 remedy="sum its gradients first: mirrored.aggregate_gradients([gradients_1, gradients_2])",
             )
         seen.add(id(variable))
+
+
+def _refuse_complex(optimizer: Optimizer, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Raises an error for complex variables with a gradient: the arithmetic of Keras' optimizers is that of reals.
+
+    Keras subtracts JAX's gradient itself, whose conjugate is the direction in which the loss increases fastest; its
+    second moments and norms are sums of z², not of |z|².
+    """
+    for grad, variable in zip(grads, variables, strict=False):  # `check_gradients` raises the error of their numbers
+        if grad is not None and variable.dtype.startswith("complex"):
+            name = type(optimizer).__name__
+            raise ArgumentTypeError(
+                f"{name}.apply_gradients",
+                found=f"variable {variable.path!r} has dtype {variable.dtype}",
+                rule="Keras' optimizers update real variables; they neither conjugate complex gradients nor use |z|²",
+                remedy="use an optimizer of mirrored.optimizers with a mirrored.Variable (tf.Variable), or keep the "
+                "real and imaginary parts in two variables",
+            )
 
 
 class _Largest(ReduceOp):
