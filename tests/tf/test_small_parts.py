@@ -198,6 +198,19 @@ def test_clipping_zeros_by_norm_passes_the_gradient() -> None:
     assert tape.gradient(clipped, t).tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("value", [3 + 4j, 0.3 + 0.4j, 0j])
+def test_clipping_complex_tensors_by_norm_has_the_derivative_of_the_parts(value: complex) -> None:
+    def clipped(parts: Any) -> Any:
+        return tf.math.real(tf.clip_by_norm(tf.complex(parts[:1], parts[1:]), 1.0) * (2 - 1j))[0]
+
+    def of_parts(parts: Any) -> Any:
+        found = tf.clip_by_norm(parts, 1.0)
+        return 2 * found[0] + found[1]
+
+    parts = tf.constant([value.real, value.imag])
+    np.testing.assert_allclose(jax.grad(clipped)(parts), jax.grad(of_parts)(parts), rtol=1e-5, atol=1e-6)
+
+
 def test_autograph_is_left_out() -> None:
     assert tf.autograph.experimental.do_not_convert(abs) is abs
     tf.autograph.set_verbosity(1)

@@ -148,6 +148,7 @@ CASES = [
     case("norm", [[5.0]], f([[3, 4]]), axis=1, keepdims=True),
     case("linalg.normalize", ([[0.6, 0.8]], [[5.0]]), f([[3, 4]])),
     case("linalg.global_norm", 13.0, [f(3, 4), None, f([12.0])]),
+    case("linalg.global_norm", 13.0, [np.complex64([3 + 4j]), f([12.0])]),  # TensorFlow refuses complex tensors
     case("clip_by_value", [[-1, -1], [0, 1]], f([[-10, -1], [0, 10]]), clip_value_min=-1, clip_value_max=1),
     case("clip_by_value", [2, 3], f(1, 5), f(2, 2), f(3, 3)),
     case("clip_by_value", [1, 200], np.array([1, 200], np.uint8), -1, 256),
@@ -157,6 +158,9 @@ CASES = [
     case("clip_by_norm", [[0.6, 0.8], [0.1, 0]], f([[3, 4], [0.1, 0]]), 1.0, axes=[1]),
     case("clip_by_norm", [0, 0], f(0, 0), 1.0),
     case("clip_by_norm", [0, 0], f(3, 4), 0.0),
+    case("clip_by_norm", np.array([0.6 + 0.8j, 0]), np.complex64([3 + 4j, 0]), 1.0),
+    case("clip_by_norm", np.array([[0.6 + 0.8j], [0.1j]]), np.complex64([[3 + 4j], [0.1j]]), 1.0, axes=[1]),
+    case("clip_by_global_norm", ([np.array([0.3 + 0.4j]), [1.2]], 13.0), [np.complex64([3 + 4j]), f([12.0])], 1.3),
     case("clip_by_global_norm", ([[0.3, 0.4], None, [1.2]], 13.0), [f(3, 4), None, f([12.0])], 1.3),
     case("clip_by_global_norm", ([[0, 0], None, [0]], 13.0), [f(3, 4), None, f([12.0])], 0.0),
     case("clip_by_global_norm", ([[0, 0]], 5.0), [f(3, 4)], 0),

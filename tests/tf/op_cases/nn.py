@@ -88,10 +88,12 @@ CASES = [
     case("nn.bias_add", LOGITS + f(1, 2, 3), LOGITS, f(1, 2, 3)),
     case("nn.bias_add", IMAGE + f(1, 2, 3, 4, 5)[:, None, None], IMAGE, f(1, 2, 3, 4, 5), data_format="NCHW"),
     case("nn.l2_loss", 7.0, f(1, 2, 3)),
+    case("nn.l2_loss", 15.0, np.complex64([3 + 4j, 1 - 2j])),  # TensorFlow refuses complex tensors
     case("nn.l2_normalize", [0.6, 0.8], f(3, 4)),
     case("nn.l2_normalize", [[0.6, 0.8], [0, 1]], f([[3, 4], [0, 2]]), axis=1),
     case("nn.moments", [MEAN, VARIANCE], IMAGE, [0, 1, 2], rtol=1e-4),
     case("nn.weighted_moments", [2.0, 0.5], f(1, 2, 3, 9), [0], WEIGHTS),
+    case("nn.weighted_moments", [1 + 1j, 1 + 0j], np.complex64([1, 1 + 2j]), [0], f(1, 1)),
     case(
         "nn.batch_normalization",
         (IMAGE - MEAN) / np.sqrt(VARIANCE + 1e-3) * 2 + 1,

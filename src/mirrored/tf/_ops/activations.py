@@ -11,6 +11,7 @@ from mirrored.tf._ops import kinks
 from mirrored.tf._ops.convolution import channels_first
 from mirrored.tf._ops.indexing import gather
 from mirrored.tf._ops.linalg import clip_by_norm
+from mirrored.tf._ops.math import squared_difference, squared_magnitude
 from mirrored.tf._ops.reductions import check_axes
 from mirrored.tf._table import Axes, Common, Int, op, rows
 from mirrored.tf._tensors import as_tensor
@@ -96,15 +97,14 @@ def bias_add(value: Common, bias: Common, data_format: str | None = None) -> jax
 
 @op("nn.l2_loss")
 def l2_loss(t: jax.Array) -> jax.Array:
-    """Computes half the sum of the squares of all elements of a tensor."""
-    return jnp.sum(jnp.square(t)) / 2
+    """Computes half the sum of the squares of all elements of a tensor; of complex elements, of ``|t|²``."""
+    return jnp.sum(squared_magnitude(t)) / 2
 
 
 @op("nn.l2_normalize math.l2_normalize linalg.l2_normalize")
 def l2_normalize(x: jax.Array, axis: Axes = None, epsilon: float = 1e-12) -> jax.Array:
     """Divides a tensor by its L2 norm along `axis`."""
-    squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else jnp.square(x)
-    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(squares, axis=axis, keepdims=True), epsilon))
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(squared_magnitude(x), axis=axis, keepdims=True), epsilon))
 
 
 @op("nn.moments")
@@ -139,7 +139,7 @@ def weighted_moments(
     wide = _in_32_bits(x)
     weights = jnp.broadcast_to(frequency_weights.astype(wide.dtype), x.shape)
     mean = jnp.average(wide, axes, weights, keepdims=True)
-    variance = jnp.average(jnp.square(wide - mean), axes, weights, keepdims=True)
+    variance = jnp.average(squared_difference(wide, mean), axes, weights, keepdims=True)
     return _in_dtype_of(x, *((one if keepdims else jnp.squeeze(one, axes)) for one in (mean, variance)))
 
 

@@ -14,7 +14,7 @@ from mirrored._typing import Array, DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
-from mirrored.tf._ops.math import saturate_cast
+from mirrored.tf._ops.math import saturate_cast, squared_magnitude
 from mirrored.tf._table import Axes, Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor
 
@@ -279,7 +279,7 @@ def normalize(tensor: jax.Array, ord: str | float = "euclidean", axis: Axes = No
 @op("linalg.global_norm")
 def global_norm(t_list: Iterable[Operand]) -> jax.Array:
     """Computes the Euclidean norm of all elements of a list of tensors; None entries are skipped."""
-    squares = [jnp.sum(jnp.square(as_tensor(one))) for one in t_list if one is not None]
+    squares = [jnp.sum(squared_magnitude(as_tensor(one))) for one in t_list if one is not None]
     return jnp.sqrt(sum(squares[1:], squares[0])) if squares else as_tensor(0.0)
 
 
@@ -315,7 +315,7 @@ def _bound(value: jax.Array, dtype: Any, rounded: Callable[[jax.Array], jax.Arra
 @op("clip_by_norm")
 def clip_by_norm(t: jax.Array, clip_norm: Operand, axes: Axes = None) -> jax.Array:
     """Scales a tensor down so that its L2 norm is at most `clip_norm`."""
-    square = jnp.sum(jnp.square(t), axis=axes, keepdims=True)
+    square = jnp.sum(squared_magnitude(t), axis=axes, keepdims=True)
     positive = square > 0  # the square root has no derivative at 0
     length = jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), square)
     return _of_one_shape("tf.clip_by_norm", t, t * clip_norm / kinks.maximum(length, clip_norm))

@@ -246,6 +246,11 @@ def xlog1py(x: Common, y: Common) -> jax.Array:
     return jnp.where(zero, 0, x * jnp.log1p(jnp.where(zero, 0, y)))
 
 
+def squared_magnitude(x: jax.Array) -> jax.Array:
+    """Computes ``|x|²`` elementwise, a real tensor; it has a derivative where the absolute value has none, at 0."""
+    return jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else jnp.square(x)
+
+
 @op("math.squared_difference")
 def squared_difference(x: Common, y: Common) -> jax.Array:
     """Computes ``(x - y)²`` elementwise; for complex tensors, ``conj(x - y) * (x - y)``."""
