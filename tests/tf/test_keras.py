@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import types
 import weakref
 
 import jax
@@ -32,6 +33,34 @@ def test_its_modules_are_imported_by_name():
     assert keras is tf.keras
     assert layers.Dense is tf.keras.layers.Dense
     assert callable(mnist.load_data)
+
+
+def test_it_has_the_public_modules_and_names_of_keras():
+    import keras
+
+    def missing(own, others, path):
+        for name, value in vars(own).items():
+            if name.startswith("_") or name == "src":
+                continue
+            if not hasattr(others, name):
+                yield path + name
+            elif isinstance(value, types.ModuleType) and not value.__name__.startswith("keras.src"):
+                yield from missing(value, getattr(others, name), f"{path}{name}.")
+
+    assert list(missing(keras, tf.keras, "tf.keras.")) == []
+
+
+def test_a_class_is_registered_for_saving(tmp_path):
+    @tf.keras.saving.register_keras_serializable(package="tests")
+    class Doubling(tf.keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    model = tf.keras.Sequential([tf.keras.Input((2,)), Doubling()])
+    model.save(tmp_path / "model.keras")
+    restored = tf.keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(restored(np.ones((1, 2), np.float32)), [[2, 2]])
+    assert tf.keras.saving.get_registered_name(Doubling) == "tests>Doubling"
 
 
 def test_layers_with_plain_variables_are_called_symbolically():

@@ -6,6 +6,7 @@ Importing this module connects Keras to strategies and replaces the module with 
 from __future__ import annotations
 
 import sys
+from types import ModuleType as _ModuleType
 
 import mirrored.integrations.keras as _connected
 import mirrored.tf as _tf
@@ -26,6 +27,10 @@ from mirrored.tf._ops.seeding import seeding as _seeding
 from mirrored.tf._saved_model.exporting import exporting as _exporting
 
 _keras = _tensorflow_names()
+# TensorFlow has all of Keras' modules; Keras does not import some of them, such as `saving`, under TensorFlow's names.
+for _name, _value in vars(_connected.keras).items():
+    if isinstance(_value, _ModuleType) and _name not in ("src", "_tf_keras"):
+        vars(_keras).setdefault(_name, _value)
 # TensorFlow 2 has these names in both namespaces; Keras has them only in its own.
 for _name in ("losses", "metrics"):
     for _function, _value in vars(getattr(_connected.keras, _name)).items():
