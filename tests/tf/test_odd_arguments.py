@@ -37,6 +37,46 @@ def test_norms_and_variances_of_complex_tensors_are_those_of_their_moduli() -> N
     assert (complex(mean), complex(variance)) == (0, 2)
 
 
+Z = np.array([3 + 4j, -1 + 0.5j], np.complex64)
+# TensorFlow has no kernels of these for complex numbers, which JAX orders by the real part, then the imaginary part.
+ORDERING: dict[str, Callable[[Any], Any]] = {
+    "maximum": lambda z: tf.maximum(z, 1.0),
+    "minimum": lambda z: tf.minimum(z, z),
+    "greater": lambda z: tf.greater(z, z),
+    "greater_equal": lambda z: tf.greater_equal(z, z),
+    "less": lambda z: tf.less(z, z),
+    "less_equal": lambda z: tf.less_equal(z, z),
+    "clip_by_value": lambda z: tf.clip_by_value(z, 0.0, 1.0),
+    "clip_by_norm": lambda z: tf.clip_by_norm(tf.math.real(z), z[0]),
+    "clip_by_global_norm": lambda z: tf.clip_by_global_norm([tf.math.real(z)], 1.0, z[0]),
+    "reduce_max": tf.reduce_max,
+    "reduce_min": tf.reduce_min,
+    "sort": tf.sort,
+    "argsort": tf.argsort,
+    "searchsorted": lambda z: tf.searchsorted(z, z),
+    "segment_max": lambda z: tf.math.segment_max(z, [0, 0]),
+    "segment_min": lambda z: tf.math.segment_min(z, [0, 0]),
+    "unsorted_segment_max": lambda z: tf.math.unsorted_segment_max(z, [0, 0], 1),
+    "unsorted_segment_min": lambda z: tf.math.unsorted_segment_min(z, [0, 0], 1),
+    "tensor_scatter_nd_max": lambda z: tf.tensor_scatter_nd_max(z, [[0]], z[:1]),
+    "tensor_scatter_nd_min": lambda z: tf.tensor_scatter_nd_min(z, [[0]], z[:1]),
+    "crelu": tf.nn.crelu,
+    "elu": tf.nn.elu,
+    "leaky_relu": tf.nn.leaky_relu,
+    "relu": tf.nn.relu,
+    "relu6": tf.nn.relu6,
+    "selu": tf.nn.selu,
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", ORDERING)
+def test_operations_that_compare_refuse_complex_tensors(name: str, compiled: bool) -> None:
+    called = tf.function(ORDERING[name]) if compiled else ORDERING[name]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{name}: .* complex numbers have no order"):
+        called(tf.constant(Z))
+
+
 @pytest.mark.parametrize("special", [np.inf, np.nan])
 def test_a_weight_that_is_not_finite_counts_in_its_own_bin_only(special: float) -> None:
     counted = tf.math.bincount([0, 1, 1], weights=tf.constant([special, 1.0, 2.0]))

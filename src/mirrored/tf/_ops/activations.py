@@ -12,6 +12,7 @@ from mirrored.tf._ops.convolution import channels_first
 from mirrored.tf._ops.indexing import gather
 from mirrored.tf._ops.linalg import clip_by_norm
 from mirrored.tf._ops.math import squared_difference, squared_magnitude
+from mirrored.tf._ops.ordering import of_reals, refuse_complex
 from mirrored.tf._ops.reductions import check_axes
 from mirrored.tf._table import Axes, Common, Int, op, rows
 from mirrored.tf._tensors import as_tensor
@@ -35,13 +36,13 @@ def _relu6(features: jax.Array) -> jax.Array:
 
 rows(
     {
-        "nn.crelu": ("features axis=-1", _crelu),
-        "nn.elu": ("features", jax.nn.elu),
+        "nn.crelu": ("features axis=-1", of_reals(_crelu)),
+        "nn.elu": ("features", of_reals(jax.nn.elu)),
         "nn.gelu": ("features approximate=False", jax.nn.gelu),
         "nn.log_softmax math.log_softmax": ("logits axis=None", _log_softmax),
-        "nn.relu": ("features", jax.nn.relu),
-        "nn.relu6": ("features", _relu6),
-        "nn.selu": ("features", kinks.selu),
+        "nn.relu": ("features", of_reals(jax.nn.relu)),
+        "nn.relu6": ("features", of_reals(_relu6)),
+        "nn.selu": ("features", of_reals(kinks.selu)),
         "nn.softmax math.softmax": ("logits axis=None", _softmax),
         "nn.softplus math.softplus": ("features", jax.nn.softplus),
         "nn.softsign math.softsign": ("features", jax.nn.soft_sign),
@@ -58,6 +59,7 @@ def leaky_relu(features: jax.Array, alpha: Operand = 0.2) -> jax.Array:
 
     `alpha` may be a tensor or a variable that broadcasts against `features`, as for a slope that is trained.
     """
+    refuse_complex(features, alpha)
     if jnp.issubdtype(features.dtype, jnp.integer):
         features = features.astype(jnp.float32)
     return kinks.leaky_relu(features, _like_features(alpha, features))

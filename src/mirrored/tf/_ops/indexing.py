@@ -14,6 +14,7 @@ from mirrored._jax.traces import NotConstant, Tracer, current_trace, evaluate, i
 from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
+from mirrored.tf._ops.ordering import refuse_complex
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import Int, Ints, op, reported, tensors
 from mirrored.tf._tensors import as_tensor, without_cutting
@@ -157,6 +158,8 @@ def _check_updates(called: str, indices: jax.Array, updates: jax.Array, shape: t
 
 def _scattered(method: str, called: str) -> Callable[..., jax.Array]:
     def scatter(tensor: jax.Array, indices: jax.Array, updates: Operand) -> jax.Array:
+        if method in ("max", "min"):
+            refuse_complex(tensor)
         rows = without_cutting(called, "updates", updates, tensor.dtype)
         _check_updates(called, indices, rows, tensor.shape)
         result: jax.Array = getattr(tensor.at[_places(indices, tensor.shape)], method)(rows, mode="drop")

@@ -15,6 +15,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
 from mirrored.tf._ops.math import saturate_cast, squared_magnitude
+from mirrored.tf._ops.ordering import refuse_complex
 from mirrored.tf._table import Axes, Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor
 
@@ -286,6 +287,7 @@ def global_norm(t_list: Iterable[Operand]) -> jax.Array:
 @op("clip_by_value")
 def clip_by_value(t: jax.Array, clip_value_min: jax.Array, clip_value_max: jax.Array) -> jax.Array:
     """Clips each element of a tensor to a minimum and a maximum; the minimum wins if it exceeds the maximum."""
+    refuse_complex(t, clip_value_min, clip_value_max)
     highest, lowest = _bound(clip_value_max, t.dtype, jnp.floor), _bound(clip_value_min, t.dtype, jnp.ceil)
     return _of_one_shape("tf.clip_by_value", t, kinks.maximum(kinks.minimum(t, highest), lowest))
 
@@ -315,6 +317,7 @@ def _bound(value: jax.Array, dtype: Any, rounded: Callable[[jax.Array], jax.Arra
 @op("clip_by_norm")
 def clip_by_norm(t: jax.Array, clip_norm: Operand, axes: Axes = None) -> jax.Array:
     """Scales a tensor down so that its L2 norm is at most `clip_norm`."""
+    refuse_complex(clip_norm)
     square = jnp.sum(squared_magnitude(t), axis=axes, keepdims=True)
     positive = square > 0  # the square root has no derivative at 0
     length = jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), square)
@@ -329,6 +332,7 @@ def clip_by_global_norm(
 
     Returns the tensors, and the global norm before.
     """
+    refuse_complex(clip_norm, use_norm)
     length = global_norm(t_list) if use_norm is None else use_norm
     bound = clip_norm.astype(length.dtype)  # an array: the quotient by a Python zero raises an exception
     scale = bound * kinks.minimum(1.0 / length, 1.0 / bound)

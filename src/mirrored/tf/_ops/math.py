@@ -20,6 +20,7 @@ from mirrored.tf._dtypes import array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._narrowed import requested_as
 from mirrored.tf._ops import kinks
+from mirrored.tf._ops.ordering import of_reals
 from mirrored.tf._table import Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor, operands
 from mirrored.values.index_checks import values_now
@@ -112,16 +113,16 @@ rows(
         "math.floor floor": ("x", jnp.floor),
         "math.floordiv": ("x y", _floordiv),
         "math.floormod math.mod": ("x y", jnp.mod),
-        "math.greater greater": ("x y", jnp.greater),
-        "math.greater_equal greater_equal": ("x y", jnp.greater_equal),
+        "math.greater greater": ("x y", of_reals(jnp.greater)),
+        "math.greater_equal greater_equal": ("x y", of_reals(jnp.greater_equal)),
         "math.igamma": ("a x", special.gammainc),
         "math.igammac": ("a x", special.gammaincc),
         "math.imag": ("input", jnp.imag),
         "math.is_finite": ("x", jnp.isfinite),
         "math.is_inf": ("x", jnp.isinf),
         "math.is_nan": ("x", jnp.isnan),
-        "math.less less": ("x y", jnp.less),
-        "math.less_equal less_equal": ("x y", jnp.less_equal),
+        "math.less less": ("x y", of_reals(jnp.less)),
+        "math.less_equal less_equal": ("x y", of_reals(jnp.less_equal)),
         "math.lgamma": ("x", special.gammaln),
         "math.log": ("x", jnp.log),
         "math.log1p": ("x", jnp.log1p),
@@ -129,8 +130,8 @@ rows(
         "math.logical_not logical_not": ("x", jnp.logical_not),
         "math.logical_or logical_or": ("x y", jnp.logical_or),
         "math.logical_xor": ("x y", jnp.logical_xor),
-        "math.maximum maximum": ("x y", kinks.maximum),
-        "math.minimum minimum": ("x y", kinks.minimum),
+        "math.maximum maximum": ("x y", of_reals(kinks.maximum)),
+        "math.minimum minimum": ("x y", of_reals(kinks.minimum)),
         "math.multiply multiply": ("x y", jnp.multiply),
         "math.ndtri": ("x", special.ndtri),
         "math.negative negative": ("x", jnp.negative),

@@ -18,6 +18,7 @@ from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.indexing import require_indices, require_prefix
+from mirrored.tf._ops.ordering import refuse_complex
 from mirrored.tf._table import Axes, Int, op, rows
 from mirrored.tf._tensors import as_tensor
 from mirrored.values.index_checks import values_now
@@ -67,11 +68,13 @@ def _mean(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> j
 
 def _max(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
     """Computes the maximum over axes; the maximum of no elements is the lowest value of the dtype."""
+    refuse_complex(x)
     return jnp.max(x, axis=axis, keepdims=keepdims, **_initial(x, lowest=True))
 
 
 def _min(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> jax.Array:
     """Computes the minimum over axes; the minimum of no elements is the highest value of the dtype."""
+    refuse_complex(x)
     return jnp.min(x, axis=axis, keepdims=keepdims, **_initial(x, lowest=False))
 
 
@@ -182,12 +185,14 @@ def cumulative_logsumexp(x: jax.Array, axis: Int = 0, exclusive: bool = False, r
 @op("sort")
 def sort(values: jax.Array, axis: Int = -1, direction: str = "ASCENDING") -> jax.Array:
     """Sorts the elements of a tensor along `axis`."""
+    refuse_complex(values)
     return jnp.sort(values, axis=axis, descending=_descends("tf.sort", direction))
 
 
 @op("argsort")
 def argsort(values: jax.Array, axis: Int = -1, direction: str = "ASCENDING", stable: bool = False) -> jax.Array:
     """Returns the indices that sort a tensor along `axis`; equal elements keep their order."""
+    refuse_complex(values)
     return jnp.argsort(values, axis=axis, descending=_descends("tf.argsort", direction)).astype(jnp.int32)
 
 
@@ -423,6 +428,7 @@ def searchsorted(
 
     Sequence and values are along the last axis.
     """
+    refuse_complex(sorted_sequence, values)
     search = functools.partial(jnp.searchsorted, side=side)
     for _ in range(sorted_sequence.ndim - 1):
         search = jax.vmap(search)

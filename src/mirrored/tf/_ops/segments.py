@@ -12,6 +12,7 @@ from jax import lax
 
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.indexing import require_indices, require_prefix
+from mirrored.tf._ops.ordering import of_reals
 from mirrored.tf._static import static_int
 from mirrored.tf._table import op
 from mirrored.values.index_checks import values_now
@@ -138,16 +139,16 @@ _IN_ORDER: Final[dict[str, Callable[..., jax.Array]]] = {
     "sum": jax.ops.segment_sum,
     "prod": _prod,
     "mean": _mean_of_dtype,
-    "max": _filled(jax.ops.segment_max),
-    "min": _filled(jax.ops.segment_min),
+    "max": _filled(of_reals(jax.ops.segment_max)),
+    "min": _filled(of_reals(jax.ops.segment_min)),
 }
 _UNSORTED: Final[dict[str, Callable[..., jax.Array]]] = {
     "sum": jax.ops.segment_sum,
     "prod": _prod,
     "mean": _mean,
     "sqrt_n": _sqrt_n,
-    "max": _finite(jax.ops.segment_max, "min"),
-    "min": _finite(jax.ops.segment_min, "max"),
+    "max": _finite(of_reals(jax.ops.segment_max), "min"),
+    "min": _finite(of_reals(jax.ops.segment_min), "max"),
 }
 for _called, _reduce in _IN_ORDER.items():
     _segments(f"segment_{_called}", _reduce, in_order=True)
