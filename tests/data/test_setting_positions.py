@@ -433,6 +433,82 @@ def test_another_batch_size_is_refused_after_examples_were_dropped(
     assert before + after == whole
 
 
+def _in_pairs(dataset: Dataset) -> Dataset:
+    return dataset.window(2, shift=2, drop_remainder=True).flat_map(lambda window: window.batch(2)).map(np.sum)
+
+
+DROPPING: dict[str, Callable[[], Dataset]] = {
+    "batch, batch": lambda: Dataset.range(23).batch(10).map(lambda x: x + 50).unbatch().batch(4, drop_remainder=True),
+    "batch, rebatch": lambda: Dataset.range(23).batch(10).map(lambda x: x + 50).rebatch(4, drop_remainder=True),
+    "rebatch, batch": lambda: Dataset.range(23).batch(5).rebatch(3).unbatch().batch(4, drop_remainder=True),
+    "batch, batches": lambda: Dataset.range(23).batch(3).batch(3, drop_remainder=True).unbatch(),
+    "rebatch, window": lambda: _in_pairs(Dataset.range(23).batch(2).rebatch(4).map(np.max)),
+    "batch, window": lambda: _in_pairs(Dataset.range(23).batch(5).map(np.max)),
+}
+FOLLOWING: dict[str, Callable[[Dataset], Dataset]] = {
+    "repeat": lambda dataset: dataset.repeat(3),
+    "repeat, shuffle": lambda dataset: dataset.repeat(3).shuffle(3, seed=1),
+    "concatenate": lambda dataset: dataset.concatenate(dataset.take(3)),
+}
+
+
+@pytest.mark.parametrize("after", FOLLOWING)
+@pytest.mark.parametrize("name", DROPPING)
+def test_the_last_batch_size_may_change_after_a_batch_before_dropped_examples(name: str, after: str) -> None:
+    def reading(size: int) -> Any:
+        strategy = mr.MirroredStrategy(["CPU:0"])
+        return iter(strategy.experimental_distribute_dataset(FOLLOWING[after](DROPPING[name]()).batch(size)))
+
+    def elements(iterator: Any) -> list[Any]:
+        return [element for batch in iterator for element in np.asarray(batch).tolist()]
+
+    whole = elements(reading(1))
+    for saved, now in ((4, 2), (2, 4), (2, 3)):
+        for count in range(len(whole) // saved):
+            iterator, restored = reading(saved), reading(now)
+            for _ in range(count):
+                next(iterator)
+            restored.set_state(json.loads(json.dumps(iterator.get_state())))
+            assert elements(restored) == whole[count * saved :]
+
+
+REGROUPED: dict[str, tuple[Callable[[], Dataset], Callable[[], Dataset]]] = {
+    "drop moved": (
+        lambda: Dataset.range(23).batch(10, drop_remainder=True).unbatch().batch(4),
+        lambda: Dataset.range(23).batch(10).unbatch().batch(4, drop_remainder=True),
+    ),
+    "drop added": (
+        lambda: Dataset.range(23).batch(10).unbatch().batch(4, drop_remainder=True),
+        lambda: Dataset.range(23).batch(10, drop_remainder=True).unbatch().batch(4, drop_remainder=True),
+    ),
+    "drop of rebatch removed": (
+        lambda: Dataset.from_generator(lambda: iter([np.arange(23)])).rebatch(4, drop_remainder=True),
+        lambda: Dataset.from_generator(lambda: iter([np.arange(23)])).rebatch(4),
+    ),
+    "other batches in dropped ones": (
+        lambda: Dataset.from_generator(lambda: iter([np.arange(30)])).rebatch(6).batch(2, drop_remainder=True),
+        lambda: Dataset.from_generator(lambda: iter([np.arange(30)])).rebatch(5).batch(2, drop_remainder=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [2, 1])
+@pytest.mark.parametrize("name", REGROUPED)
+def test_steps_that_drop_others_than_before_are_refused(name: str, size: int) -> None:
+    saved, now = (
+        iter(
+            mr.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(
+                build().unbatch().repeat().map(lambda x: x[..., None]).batch(batch)
+            )
+        )
+        for build, batch in zip(REGROUPED[name], (2, size), strict=True)
+    )
+    for _ in range(15):
+        next(saved)
+    with pytest.raises(ArgumentError, match=r"drop_remainder"):
+        now.set_state(saved.get_state())
+
+
 EARLIER_KEYS = (
     "version",
     "pipeline",

@@ -214,14 +214,15 @@ class DatasetIterator(IteratedAsPython):
         """
         own = self._recorded
         self._check_epochs(state)
-        is_same = state.get("pipeline") == self._outline and state.get("grouping", own["grouping"]) == own["grouping"]
-        if is_same and not again:
+        groups = ("grouping", "grouped")
+        is_same = all(state.get(name, own[name]) == own[name] for name in groups)
+        if is_same and state.get("pipeline") == self._outline and not again:
             self.set_state(state)
             return True
         check_same(state.get("order", own["order"]), own["order"])
         if may_have_dropped(state, self._node):
             raise dropped_remainder_error(str(state.get("pipeline")), self._outline)
-        changed = {"pipeline": self._outline, "grouping": own["grouping"], "replayed": own["replayed"]}
+        changed = {"pipeline": self._outline, **{name: own[name] for name in (*groups, "replayed")}}
         self.set_state({**state, **changed, "position": None, "count": 0})
         return False
 

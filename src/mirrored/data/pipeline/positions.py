@@ -43,6 +43,7 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
     - ``settings``, ``arguments``: those with which the elements before the position were read. Earlier versions did not
       record the second ones.
     - ``grouping``: how the steps divide the examples into elements.
+    - ``grouped``: the same for each step from the source, except `prefetch`. Earlier versions did not record it.
     - ``replayed``: those that decide the order of elements which a later step reads again, skips or reorders.
     - ``slices``: the lengths of parts that others follow in `concatenate`, and the units in which slices count.
       Earlier versions did not record them.
@@ -53,6 +54,7 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
         "settings": [step.settings for step in steps if step.settings],
         "arguments": [step.arguments for step in steps if step.arguments],
         "grouping": _grouping_of(node),
+        "grouped": _grouped_of(node),
         "replayed": _replayed_of(node),
         "slices": _slices_of(node),
         "order": _order_of(node),
@@ -83,11 +85,14 @@ def _order_of(node: Node) -> list[str]:
 
 
 def _grouping_of(node: Node) -> list[str]:
+    return [grouping for grouping in _grouped_of(node)[::-1] if grouping]
+
+
+def _grouped_of(node: Node) -> list[str]:
     # Without the last step that does more than mapping: no later step counts or reorders its elements.
-    last = node
-    while isinstance(last, Mapping | Prefetched):
-        last = last.parent
-    return [step.grouping for step in nodes(node) if step.grouping and step is not last]
+    last = _last(node)
+    steps = [step for step in nodes(node) if not isinstance(step, Prefetched)]
+    return ["" if step is last else step.grouping for step in reversed(steps)]
 
 
 def check_recorded(state: dict[str, Any], node: Node, recorded: dict[str, list[str]]) -> None:
@@ -101,7 +106,7 @@ def check_recorded(state: dict[str, Any], node: Node, recorded: dict[str, list[s
     Raises:
         ArgumentError: The dataset has other arguments.
     """
-    for name in ("settings", "arguments", "grouping", "replayed", "slices"):
+    for name in ("settings", "arguments", "grouping", "grouped", "replayed", "slices"):
         own = recorded[name]
         saved = state.get(name, own)  # positions of earlier versions have none
         if name == "slices" and _is_in_first_part(state, node, saved, own):
@@ -191,23 +196,44 @@ def may_have_dropped(state: dict[str, Any], node: Node) -> bool:
         state: The position, of a dataset with other batch sizes.
         node: The dataset.
     """
-    steps = [step for step in nodes(node) if not isinstance(step, Prefetched)]
-    saved = str(state.get("pipeline")).split(" < ")
-    grouping = state.get("grouping", _grouping_of(node))  # positions of earlier versions have none
-    dropped_then = any(_DROPS in one for one in grouping)
     begun = _ids_past_first_input(node, state["position"]) if state["count"] else set[int]()
-    for repeat in steps:
-        for step in _steps_that_may_have_ended(repeat, begun):
-            if _DROPS not in step.grouping and not (dropped_then and isinstance(step, Batched)):
+    saved = _saved_steps(state, node)
+    for repeat in nodes(node):
+        ended = [step for step in _steps_that_may_have_ended(repeat, begun) if id(step) in saved]
+        if not any(_DROPS in step.grouping or _DROPS in saved[id(step)][1] for step in ended):
+            continue
+        # What a step drops depends on the sizes of earlier ones, too: rebatch(6) leaves another number of batches.
+        for step in ended:
+            name, grouping = saved[id(step)]
+            is_same = name == f"{step.name}{_size(step)}" and grouping == step.grouping
+            if is_same or not (step.grouping or grouping or _has_size(step)):
                 continue
-            place = len(steps) - steps.index(step)  # from the source: another strategy can add a step at the end
-            then = saved[-place] if place <= len(saved) else ""
-            if then == f"{step.name}{_size(step)}" and step.grouping in grouping:  # it dropped the same examples
-                continue
-            size = re.fullmatch(rf"{step.name}(\d+)", then)
+            size = re.fullmatch(rf"{step.name}(\d+)", name)
             if not _keeps_all_examples(state["count"], int(size[1]) if size else 0, repeat, step):
                 return True
     return False
+
+
+def _saved_steps(state: dict[str, Any], node: Node) -> dict[int, tuple[str, str]]:
+    """Returns the name with the size, and the grouping, that each operation had when a position was saved.
+
+    The result is keyed by `id(operation)`. Operations correspond if they have the same place, counted from the source:
+    another strategy can add an operation at the end.
+    """
+    steps = [step for step in nodes(node) if not isinstance(step, Prefetched)]
+    names = str(state.get("pipeline")).split(" < ")[::-1]
+    grouping = state.get("grouping", _grouping_of(node))  # positions of earlier versions have none
+    dropped = [one for one in grouping if _DROPS in one]
+    found: dict[int, tuple[str, str]] = {}
+    for place, step in enumerate(reversed(steps)):
+        if "grouped" in state:
+            group = state["grouped"][place] if place < len(state["grouped"]) else ""
+        elif step.grouping in grouping:
+            group = step.grouping
+        else:  # any batch may be the one that dropped
+            group = dropped[0] if dropped and isinstance(step, Batched) else ""
+        found[id(step)] = names[place] if place < len(names) else "", group
+    return found
 
 
 def _steps_that_may_have_ended(node: Node, begun: set[int]) -> list[Node]:
