@@ -407,6 +407,60 @@ def test_a_refused_position_leaves_the_iterator_and_its_dataset_unchanged(tmp_pa
     assert read(other) == order
 
 
+def _five(n: Any) -> Dataset:
+    return Dataset.range(n * 5, n * 5 + 5)
+
+
+NOT_RANDOM: dict[str, Callable[[], Dataset]] = {
+    "flat_map": lambda: Dataset.range(3).flat_map(_five),
+    "interleave": lambda: Dataset.range(3).interleave(_five, cycle_length=2, num_parallel_calls=2),
+    "nested": lambda: Dataset.range(3).flat_map(lambda n: _five(n).flat_map(_five)),
+    "group_by_window": lambda: Dataset.range(15).group_by_window(lambda x: x % 3, lambda _, d: d, window_size=2),
+    "given seed": lambda: Dataset.range(3).flat_map(lambda n: _five(n).shuffle(5, seed=1)),
+}
+_OLDER = Dataset.range(5).shuffle(5)
+RANDOM: dict[str, Callable[[Path], Dataset]] = {
+    "flat_map": lambda _: Dataset.range(3).flat_map(lambda n: _five(n).shuffle(5)),
+    "in the last one": lambda _: Dataset.range(3).flat_map(lambda n: _five(n) if n < 2 else _five(n).shuffle(5)),
+    "older": lambda _: Dataset.range(3).flat_map(lambda n: _OLDER),
+    "outer order": lambda _: Dataset.range(30).shuffle(30).flat_map(_five),
+    "nested": lambda _: Dataset.range(3).flat_map(lambda n: _five(n).flat_map(lambda m: _five(m).shuffle(5))),
+    "after a file": lambda path: Dataset.range(3).flat_map(lambda n: _five(n).shuffle(5)).cache(path / "inner"),
+    "after memory": lambda _: Dataset.range(3).flat_map(lambda n: _five(n).shuffle(5)).cache(),
+    "after inner files": lambda path: Dataset.range(3).flat_map(
+        lambda n: _five(n).flat_map(lambda m: _five(m).shuffle(5)).cache(path / f"inner-{n}")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_RANDOM)
+def test_a_file_of_inner_datasets_without_random_steps_fits_every_position(name: str, tmp_path: Path) -> None:
+    def made(machine: str) -> Dataset:
+        return NOT_RANDOM[name]().cache(tmp_path / machine)
+
+    state, _, expected = cut_after(made("first"), 3)
+    read(made("second"))
+    assert rest(made("second"), state) == expected
+    again, _, _ = cut_after(made("second"), 3)
+    assert rest(made("first"), again) == expected
+
+
+@pytest.mark.parametrize("rewrites", [False, True])
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_file_of_inner_datasets_in_another_random_order_is_refused(name: str, rewrites: bool, tmp_path: Path) -> None:
+    def made(machine: str) -> Dataset:
+        return RANDOM[name](tmp_path / machine).cache(tmp_path / machine / "outer")
+
+    state, _, _ = cut_after(made("first"), 3)
+    other = made("second")
+    read(other)
+    if rewrites:  # from the elements of the inner cache, if there is one
+        shutil.rmtree(tmp_path / "second" / "outer")
+        read(other)
+    with pytest.raises(InputError, match="other shuffle seeds"):
+        rest(other, state)
+
+
 def test_the_files_of_inner_datasets_have_seeds_of_their_own(tmp_path: Path) -> None:
     def made() -> Dataset:
         return Dataset.range(2).flat_map(lambda n: Dataset.range(n * 5, n * 5 + 5).shuffle(5).cache(tmp_path / f"{n}"))

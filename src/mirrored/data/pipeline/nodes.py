@@ -19,7 +19,7 @@ from mirrored.data.cursors import Cursor, PositionCursor
 from mirrored.data.elements import Element, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
-from mirrored.data.pipeline.seeds import DrawnSeed, FunctionPasses, derived, is_older
+from mirrored.data.pipeline.seeds import FunctionPasses
 from mirrored.data.specs import NoElementError
 from mirrored.runtime.element_draws import FunctionStreamId
 
@@ -49,6 +49,8 @@ class Run:
         places: The positions in the pipeline of the steps whose functions may draw, by the `id` of the step.
         uses: For each later operation with several inputs, the index of the input with this operation, if not 0.
         fills_caches: Whether caches keep the elements. False for a pass that infers a spec, with seeds of its own.
+        makers: In a dataset that a function of another one makes, the `id` of each outer step.
+        used_makers: The makers on whose seeds elements depend, added during the pass; None if they are not needed.
     """
 
     path: tuple[int, ...] = (0,)
@@ -61,6 +63,8 @@ class Run:
     places: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     uses: tuple[int, ...] = ()
     fills_caches: bool = True
+    makers: tuple[int, ...] = ()
+    used_makers: set[int] | None = None
 
     def draws_of(self, step: Node) -> FunctionStreamId:
         """Returns the id of the random stream for an operation's user function in this iteration."""
@@ -347,31 +351,6 @@ def random_step_ids(node: Node, outer: tuple[int, ...] = ()) -> dict[int, tuple[
         outer: The tuple of the operation whose function has made the pipeline, with which all tuples begin.
     """
     return {id(step): (*outer, place) for place, step in enumerate(random_steps(node))}
-
-
-def inner_run(node: Node, run: Run, number: int, outer: Any) -> Run:
-    """Returns the `Run` for iterating over a dataset that a user function returns, as in `flat_map`.
-
-    A position does not contain such a dataset. Where its steps have drawn their seeds, the run replaces them by seeds
-    that depend only on those of the outer step: the function is called again when a position is restored. A dataset
-    that the function makes gets other seeds in every call. One older than the outer step keeps its seeds in all calls.
-
-    Args:
-        node: The inner dataset.
-        run: The run of the outer step.
-        number: The index of the inner dataset.
-        outer: The outer step, which has a `seed`.
-    """
-    seed = run.seeds.get(id(outer), outer.seed)
-    drawn = {
-        id(step): derived(seed, *([] if is_older(step.seed, outer.seed) else [number]), place)
-        for place, step in enumerate(seeded(node))
-        if isinstance(step.seed, DrawnSeed)
-    }
-    for step in reversed(list(nodes(node))):
-        drawn.update(step.kept_seeds())
-    places = {**run.places, **random_step_ids(node, run.places.get(id(outer), ()))}
-    return dataclasses.replace(run, path=(*run.key, number), epochs=(), seeds={**run.seeds, **drawn}, places=places)
 
 
 def parallel_calls(node: Node) -> int:

@@ -22,13 +22,13 @@ from mirrored.data.cursors import Cursor, IterableCursor, is_raised_again
 from mirrored.data.elements import Element, as_element, handed_out, keeps_values, own_element
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.ignoring_errors import FAULTS
+from mirrored.data.pipeline.inner_runs import inner_run
 from mirrored.data.pipeline.nodes import (
     CursorNode,
     Node,
     Run,
     elements_of,
     first_element,
-    inner_run,
     spec_of_first,
 )
 from mirrored.data.pipeline.seeds import Passes, new_seed

@@ -2,8 +2,8 @@
 
 The file `elements.tfrecord` consists of TFRecords: first the version, the structure of the elements and the seeds of
 the shuffles before a cache, as JSON; then one record per element with the dims and bytes of every leaf; then the
-offsets of all elements; last the offset of that record of offsets. The file is renamed to its path after it is
-complete, so an interrupted write leaves the previous file unchanged.
+offsets of all elements; then the indices of seeds without effect, if any, as JSON; last the offset of the record of
+offsets. A complete file is renamed to its path, so an interrupted write leaves the previous file unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
@@ -38,6 +38,7 @@ from mirrored.data.pipeline.nodes import (
     Rows,
     Run,
     elements_of,
+    nodes,
     pinned,
     seeded,
     seeds_of,
@@ -58,7 +59,12 @@ _KINDS: Final[dict[str, Any]] = {"dict": dict, "tuple": tuple}
 
 
 def store(
-    node: Node, folder: str | os.PathLike[str], called: str, elements: Iterator[Element], seeds: Sequence[int] = ()
+    node: Node,
+    folder: str | os.PathLike[str],
+    called: str,
+    elements: Iterator[Element],
+    seeds: Sequence[int] = (),
+    unused: Iterable[int] = (),
 ) -> None:
     """Writes all elements of a dataset to a file in a folder, and replaces the file of an earlier call.
 
@@ -68,6 +74,7 @@ def store(
         called: The function that the user called, for messages.
         elements: The elements of one pass over the pipeline.
         seeds: The seeds of the pass, which the file contains.
+        unused: The places in `seeds` of those on which no element depends. It is iterated after the last element.
 
     Raises:
         ArgumentError: The dataset is infinite; or the folder is a file, or contains another file of this name.
@@ -86,7 +93,7 @@ def store(
     handle, name = tempfile.mkstemp(dir=place, prefix=FILE + ".")
     os.close(handle)
     try:
-        _write(node, name, called, elements, seeds)
+        _write(node, name, called, elements, seeds, unused)
         os.replace(name, place / FILE)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -114,7 +121,9 @@ def _is_stored(path: Path) -> bool:
     return not begin or begin[_HEAD_OFFSET_BYTES:] == _HEAD_BEGIN
 
 
-def _write(node: Node, path: str, called: str, elements: Iterator[Element], seeds: Sequence[int]) -> None:
+def _write(
+    node: Node, path: str, called: str, elements: Iterator[Element], seeds: Sequence[int], unused: Iterable[int]
+) -> None:
     begins = []
     with TFRecordWriter(path) as writer:
         first = list(itertools.islice(elements, 1))
@@ -127,6 +136,8 @@ def _write(node: Node, path: str, called: str, elements: Iterator[Element], seed
             _pack(element, structure, out, called)
             place += _written(writer, out.getvalue())
         _written(writer, np.asarray(begins, "<u8").tobytes())
+        if places := list(unused):
+            _written(writer, json.dumps(places).encode())
         _written(writer, _LENGTH.pack(place))
 
 
@@ -239,8 +250,11 @@ class Stored:
                 self._identity = _identity(os.fstat(file.fileno()))
                 self._file: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             head = json.loads(self._record(0, 0))
-            (end,) = _LENGTH.unpack(self._record(len(self._file) - _LENGTH.size - RECORD_OVERHEAD_BYTES, 0))
+            last = len(self._file) - _LENGTH.size - RECORD_OVERHEAD_BYTES
+            (end,) = _LENGTH.unpack(self._record(last, 0))
             self._begins = np.frombuffer(self._record(end, 0), "<u8")
+            further = end + self._begins.nbytes + RECORD_OVERHEAD_BYTES
+            unused = json.loads(self._record(further, 0)) if further < last else []
         except (OSError, ValueError, struct.error) as error:
             raise error if isinstance(error, DataFileError) else self._damaged_error(str(error)) from error
         if head.get("version") != _VERSION:
@@ -250,6 +264,8 @@ class Stored:
         self._structure = head["structure"]
         self.seeds: list[int] = head.get("seeds", [])
         """The seeds that the steps had; empty if there are none, or an earlier version wrote the file."""
+        self.unused: list[int] = unused
+        """The places in `seeds` of those on which no element depends; empty if an earlier version wrote the file."""
 
     @property
     def spec(self) -> Any:
@@ -398,12 +414,16 @@ class Kept(StreamStep, CursorNode):
 
     def _open(self, run: Run) -> Stored:
         if self._existing() is None:
-            seeds = list(seeds_of(self.parent, run).values())
-            with contextlib.closing(elements_of(self.parent, pinned(run))) as elements:
-                store(self.parent, self.folder, self.called, elements, seeds)
+            used = set[int]()
+            own = dataclasses.replace(pinned(run), makers=(), used_makers=used)
+            with contextlib.closing(elements_of(self.parent, own)) as elements:
+                seeds = list(seeds_of(self.parent, run).values())
+                store(self.parent, self.folder, self.called, elements, seeds, self._unused(used))
         stored = self._existing()
         assert stored is not None
-        if run.continues and any(run.seeds.get(step, seed) != seed for step, seed in self.kept_seeds().items()):
+        seeds_of_file = enumerate(self.kept_seeds().items())
+        others = (place for place, (step, seed) in seeds_of_file if run.seeds.get(step, seed) != seed)
+        if run.continues and not set(stored.unused).issuperset(others):
             raise InputError(
                 self.called,
                 found=f"{self.folder} was written with other shuffle seeds than the position that you restore (or than "
@@ -414,3 +434,17 @@ class Kept(StreamStep, CursorNode):
                 "run that saved the position",
             )
         return stored
+
+    def _unused(self, used: set[int]) -> Iterator[int]:
+        """Yields the places, among the seeded steps, of those whose seed affected no element of a pass.
+
+        Such a step makes datasets in which nothing is random, as `flat_map` of files. A step before another cache
+        counts as used, because that cache can have elements of another pass.
+
+        Args:
+            used: `Run.used_makers` of the pass, which is over when the first place is asked for.
+        """
+        kept = {id(step) for cache in nodes(self.parent) if cache.keeps_elements for step in nodes(cache)}
+        for place, step in enumerate(seeded(self.parent)):
+            if step.makes_datasets and id(step) not in used | kept:
+                yield place

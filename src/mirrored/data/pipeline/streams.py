@@ -27,13 +27,13 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.ignoring_errors import FailingReads, mapped, raise_failed
+from mirrored.data.pipeline.inner_runs import inner_run
 from mirrored.data.pipeline.nodes import (
     CursorNode,
     LikeParent,
     Node,
     Run,
     first_element,
-    inner_run,
     spec_of_first,
 )
 from mirrored.data.pipeline.seeds import Passes, new_seed
