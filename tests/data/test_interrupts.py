@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mirrored as mr
 from data.readings import plain, read
-from interrupts import interrupted_at
+from interrupts import interrupted_at, interrupted_in
 from mirrored.data import Dataset, engine
 from mirrored.data.pipeline import interrupts, iterators
 from mirrored.errors import InputError
@@ -196,6 +197,24 @@ def test_an_interrupt_between_an_element_and_the_caller_takes_the_element_back()
         event += 1
     assert event > 5
     assert lost == 1  # after the last instruction of `__next__`, where CPython delivers none
+
+
+@pytest.mark.parametrize("kind", ["dataset", "distributed"])
+def test_an_interrupt_before_an_optional_is_returned_takes_the_element_back(kind: str) -> None:
+    """The optional was made of the element after `next`, a C function after which an interrupt comes."""
+    dataset, error, place = Dataset.range(4), KeyboardInterrupt(), 0
+    strategy = mr.MirroredStrategy(["CPU:0"])
+    reading = dataset.batch(1) if kind == "dataset" else strategy.experimental_distribute_dataset(dataset.batch(1))
+    while error is not None:
+        iterator = iter(reading)
+        assert int(next(iterator)[0]) == 0
+        error = interrupted_in(place, iterator.get_next_as_optional)
+        if error is not None:  # a batch that was being read ahead needs the position
+            iterator.set_state(iterator.get_state())
+        first = 1 if error is not None else 2
+        assert [int(x[0]) for x in iterator] == [*range(first, 4)], error
+        place += 1
+    assert place > 5
 
 
 def taken_from(items: queue.SimpleQueue[int | None]) -> Iterator[int]:

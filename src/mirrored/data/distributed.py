@@ -13,7 +13,7 @@ from mirrored._typing import PyTree
 from mirrored.data.calling import function_seconds, taking_turn
 from mirrored.data.feed import Feed, FeedItem, InputStats, StopFlag, close_at_exit, warn_exhausted
 from mirrored.data.input_options import InputOptions
-from mirrored.data.options import Optional
+from mirrored.data.options import Optional, next_as_optional
 from mirrored.data.placement import Placer
 from mirrored.data.readers import Reader
 from mirrored.data.specs import elements_html
@@ -182,10 +182,7 @@ class DistributedIterator(IteratedAsPython):
 
     def get_next_as_optional(self) -> Optional:
         """Returns the next element as an `Optional`, which has no value after the last element."""
-        try:
-            return Optional(next(self), element_spec=self._element_spec)
-        except StopIteration:
-            return Optional(end_error=self._end_error, element_spec=self._element_spec)
+        return next_as_optional(self, self._end_error, self._element_spec)
 
     @property
     def element_spec(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from mirrored._typing import PyTree
@@ -335,3 +335,23 @@ class Optional:
 
     def __repr__(self) -> str:
         return f"Optional({self._value!r})" if self.has_value() else "Optional()"
+
+
+def next_as_optional(
+    iterator: Iterator[Any], end_error: Callable[..., EndOfDataError], element_spec: Callable[[], PyTree]
+) -> Optional:
+    """Returns the next element of an iterator as an `Optional`, which has no value after the last element.
+
+    Args:
+        iterator: The iterator, whose `__next__` takes an element back that an interrupt keeps from its caller.
+        end_error: Creates the error of `get_value` after the last element.
+        element_spec: Returns the shapes and dtypes of the elements.
+    """
+    optional = Optional(end_error=end_error, element_spec=element_spec)
+    try:
+        # CPython runs signal handlers after C functions, such as `next`, and when a Python function begins, such as
+        # `Optional.__init__`. In these places an interrupt would lose the element, so none of them follows `__next__`.
+        optional._value = iterator.__next__()
+    except StopIteration:
+        pass
+    return optional

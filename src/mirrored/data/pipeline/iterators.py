@@ -13,7 +13,7 @@ from mirrored.data.cursors import beyond_end_error
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
-from mirrored.data.options import Optional
+from mirrored.data.options import Optional, next_as_optional
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
 from mirrored.data.pipeline.nodes import KEYS, Node, Run, first_element, nodes, random_step_ids, random_steps, seeded
 from mirrored.data.pipeline.positions import (
@@ -165,10 +165,7 @@ class DatasetIterator(IteratedAsPython):
 
     def get_next_as_optional(self) -> Optional:
         """Returns the next element as an `Optional`, which has no value after the last element."""
-        try:
-            return Optional(next(self), element_spec=lambda: self.element_spec)
-        except StopIteration:
-            return Optional(end_error=self._end_error, element_spec=lambda: self.element_spec)
+        return next_as_optional(self, self._end_error, lambda: self.element_spec)
 
     def _no_element_error(self) -> EndOfDataError:
         return self._end_error(
