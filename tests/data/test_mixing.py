@@ -128,7 +128,7 @@ def test_resampling_to_what_there_is_keeps_all() -> None:
 @pytest.mark.parametrize("seed", [None, 1])
 def test_every_epoch_of_a_resampled_dataset_drops_other_elements(seed: int | None) -> None:
     def resampled() -> Dataset:
-        return D.range(61).rejection_resample(lambda n: n % 2, [0.5, 0.5], [0.9, 0.1], seed).map(lambda _, n: n)
+        return D.range(61).rejection_resample(lambda n: n % 2, [0.75, 0.25], [0.9, 0.1], seed).map(lambda _, n: n)
 
     dataset = resampled()
     twice = read(dataset.repeat(2))
