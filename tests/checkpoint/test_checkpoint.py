@@ -114,10 +114,9 @@ def test_numbers_in_a_model_are_its_configuration(tmp_path):
 
 @pytest.mark.parametrize(
     ("saved", "here"),
-    [(0.75, np.int32(0)), (np.float32(0.75), np.int64(0)), (5, np.bool_(False)), (1e6, np.float16(0)),
-     (300, np.uint8(0)), (1j, np.float32(0)), (2**63, np.int64(0))],
-)  # fmt: skip
-def test_a_number_that_the_dtype_of_a_scalar_changes_is_refused(tmp_path, saved, here):
+    [(0.75, np.int32(0)), (np.float32(0.75), np.int64(0)), (5, np.bool_(False)), (1j, np.float32(0))],
+)
+def test_a_number_of_another_kind_that_the_dtype_of_a_scalar_changes_is_refused(tmp_path, saved, here):
     path = Checkpoint(best=saved).write(tmp_path / "c")
     checkpoint = Checkpoint(best=here)
     with pytest.raises(CheckpointMismatchError, match=rf"best  the number .* a number of {here.dtype} in the program"):
@@ -131,7 +130,8 @@ def test_a_number_that_the_dtype_of_a_scalar_changes_is_refused(tmp_path, saved,
 def test_a_number_that_fits_is_restored(tmp_path, saved, here):
     checkpoint = Checkpoint(best=here)
     checkpoint.restore(Checkpoint(best=saved).write(tmp_path / "c")).assert_consumed()
-    assert checkpoint.best == (type(here)(saved) if isinstance(here, np.generic) else saved)
+    assert checkpoint.best == saved
+    assert type(checkpoint.best) is type(saved)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import functools
 from typing import Any
 
 from mirrored.checkpoint.keras_slots import keras_slots
-from mirrored.checkpoint.leaves import has_position, is_number, leaf_of
+from mirrored.checkpoint.leaves import has_position, leaf_of
 from mirrored.checkpoint.objects import has_slots, is_container, keras_leaf
 from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.places import Root
+from mirrored.checkpoint.saved_numbers import is_number
 from mirrored.errors import ArgumentError
 
 

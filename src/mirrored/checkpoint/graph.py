@@ -18,12 +18,11 @@ from mirrored.checkpoint.keras_slots import KerasGroup, keras_slots
 from mirrored.checkpoint.leaves import (
     ArrayLeaf,
     Leaf,
-    NumberLeaf,
     VariableLeaf,
-    is_number,
     leaf_of,
     refuse_component,
 )
+from mirrored.checkpoint.number_leaf import NumberLeaf
 from mirrored.checkpoint.objects import (
     NEWEST,
     CheckpointSlotGroup,
@@ -44,6 +43,7 @@ from mirrored.checkpoint.objects import (
 from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.optimizer_state import RateLeaf, optimizer_parts, unbuilt_rate
 from mirrored.checkpoint.places import Root
+from mirrored.checkpoint.saved_numbers import is_number
 from mirrored.errors import ArgumentError
 from mirrored.variables import Variable
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mirrored.checkpoint.graph import Graph, paths_to
-from mirrored.checkpoint.json_state import decode
-from mirrored.checkpoint.leaves import NumberLeaf, Undo, is_number
+from mirrored.checkpoint.leaves import Undo
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import resolve, source_of
+from mirrored.checkpoint.number_leaf import NumberLeaf
 from mirrored.checkpoint.places import grows
+from mirrored.checkpoint.saved_numbers import is_number, number_of
 
 _Numbers = list[Any] | deque[Any]
 _Counts = dict[Any, Any]
@@ -84,7 +85,7 @@ def _further(name: str, given: _Numbers, others: Mapping[str, list[str]], manife
         source = source_of(paths_to(f"{name}/{len(given) + len(further)}", others), manifest)
         if source is None or manifest.leaves[source].kind != "number":
             return further
-        further.append(decode(manifest.leaves[source].value))
+        further.append(number_of(manifest.leaves[source]))
 
 
 def _add_saved_items(look: Callable[[], Graph], manifest: Manifest) -> Undo:
@@ -125,7 +126,7 @@ def _saved_items(manifest: Manifest) -> dict[str, dict[str | int, Any]]:
     saved: dict[str, dict[str | int, Any]] = {}
     for name, one in manifest.leaves.items():
         if one.key is not None:
-            saved.setdefault(name.rpartition("/")[0], {})[one.key] = decode(one.value)
+            saved.setdefault(name.rpartition("/")[0], {})[one.key] = number_of(one)
     return saved
 
 

@@ -17,8 +17,9 @@ import jax
 import numpy as np
 
 from mirrored.checkpoint.graph import Graph, walk
-from mirrored.checkpoint.leaves import ArrayLeaf, NumberLeaf, VariableLeaf
+from mirrored.checkpoint.leaves import ArrayLeaf, VariableLeaf
 from mirrored.checkpoint.matching import COUNTER
+from mirrored.checkpoint.number_leaf import NumberLeaf
 from mirrored.checkpoint.objects import KerasLeaf, Part
 from mirrored.checkpoint.places import Root, is_frozen
 

@@ -11,10 +11,12 @@ import logging
 from typing import Final
 
 from mirrored.checkpoint.graph import Graph
-from mirrored.checkpoint.leaves import ArrayLeaf, GeneratorLeaf, Leaf, NumberLeaf, PositionLeaf, is_number
+from mirrored.checkpoint.leaves import ArrayLeaf, GeneratorLeaf, Leaf, PositionLeaf
 from mirrored.checkpoint.list_entries import RestartedLists
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import match
+from mirrored.checkpoint.number_leaf import NumberLeaf
+from mirrored.checkpoint.saved_numbers import is_number
 from mirrored.errors import CheckpointMismatchError
 
 _log: Final = logging.getLogger("mirrored.checkpoint")

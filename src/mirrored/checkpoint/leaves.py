@@ -1,11 +1,10 @@
-"""Adapters by which a checkpoint reads and restores single values: variables, arrays, numbers, iterators."""
+"""Adapters by which a checkpoint reads and restores single values: variables, arrays, iterators."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import dataclasses
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeGuard
 
@@ -18,10 +17,10 @@ from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_da
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.json_state import decode, encode
-from mirrored.checkpoint.places import Item, Place, defines, is_standard_dict
+from mirrored.checkpoint.places import Place, defines
 from mirrored.checkpoint.saved import Saved
+from mirrored.checkpoint.saved_numbers import array_type, is_at_most, number_of, scalar_array
 from mirrored.collectives.stacked import whole_stacked
-from mirrored.data.elements import keeps_values
 from mirrored.errors import ArgumentError, LostStateError
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation
@@ -29,7 +28,6 @@ from mirrored.variables.component import VariableComponent
 
 Undo = Callable[[], None]
 _SEEDS: Final = "seed_sequence"
-_NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 
 class Leaf(abc.ABC):
@@ -212,7 +210,18 @@ class ArrayLeaf(Leaf):
         array = self.place.get()
         if is_key(array):
             return Saved("key", tuple(array.shape), implementation_of(array.dtype))
-        return Saved("array", tuple(array.shape), str(array.dtype))
+        return Saved("array", tuple(array.shape), str(array.dtype), array_type=array_type(array))
+
+    def accepts(self, saved: Saved) -> bool:
+        """Returns whether a saved value has the right kind, shape and dtype to replace the array.
+
+        A number can replace an array without dims, as the program has done before it saved: ``best = float(loss)``.
+        """
+        here = self.outline()
+        is_scalar = here.kind == "array" and here.shape == ()
+        if is_scalar and saved.kind == "number" and saved.dtype:
+            return is_at_most(saved, here.dtype)
+        return super().accepts(saved)
 
     def read(self) -> Saved:
         """Returns a copy of the array in host memory, in the form that checkpoints store."""
@@ -221,7 +230,14 @@ class ArrayLeaf(Leaf):
     def put(self, saved: Saved) -> Undo:
         """Writes a saved value into a writeable NumPy array; replaces other arrays by new ones on the same devices."""
         place, before = self.place, self.place.get()
-        if isinstance(before, np.ndarray) and before.flags.writeable:
+        if saved.kind == "number":
+            place.put(number_of(saved))
+            return lambda: place.put(before)
+        is_numpy = isinstance(before, np.ndarray)
+        if saved.shape == () and saved.array_type and is_numpy != (saved.array_type == "numpy"):
+            place.put(scalar_array(saved))
+            return lambda: place.put(before)
+        if is_numpy and before.flags.writeable:
             old = before.copy()
             before[...] = saved.one()
             return lambda: np.copyto(before, old)
@@ -245,7 +261,9 @@ def _like(before: Array | HostArray, saved: Saved) -> Any:
         made = jax.device_put(value, sharding)
     else:  # each process has the whole value, and puts its parts on its own devices
         made = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-    return _keys_of(saved, weakly_typed(made) if getattr(before, "weak_type", False) else made)
+    # Checkpoints of earlier versions lack the type of the array.
+    is_weak = saved.array_type == "weak jax" if saved.array_type else getattr(before, "weak_type", False)
+    return _keys_of(saved, weakly_typed(made) if is_weak else made)
 
 
 def _keys_of(saved: Saved, data: Array | HostArray) -> Any:
@@ -256,64 +274,6 @@ def _keys_of(saved: Saved, data: Array | HostArray) -> Any:
 def _movable(component: Array | HostArray) -> Any:
     """Copies one replica's value to host memory, from where any device can receive it; leaves PRNG keys unchanged."""
     return component if is_key(component) else on_host(component)
-
-
-@dataclasses.dataclass(frozen=True)
-class NumberLeaf(Leaf):
-    """Adapter by which a checkpoint reads and restores a number stored in an object or container.
-
-    Attributes:
-        place: Where it is stored.
-        is_nested: Whether it is in an object inside an object. Checkpoints of earlier versions do not have these.
-    """
-
-    place: Place
-    is_nested: bool = False
-
-    @property
-    def owner(self) -> int:
-        """The Python `id` of the object that holds the number (numbers themselves may share an `id`)."""
-        return id(self.place.holder())
-
-    def outline(self) -> Saved:
-        """Returns a `Saved` of kind ``"number"`` without data, with a dtype only if the number is a NumPy scalar."""
-        value = self.place.get()
-        return Saved("number", dtype=str(value.dtype) if isinstance(value, np.generic) else "")
-
-    def accepts(self, saved: Saved) -> bool:
-        """Returns whether a saved value can replace the current number.
-
-        It must be a number, and fit the NumPy dtype or the enum of the current number if that has one.
-        """
-        dtype, kind = self.outline().dtype, type(self.place.get())
-        if saved.kind == "number" and issubclass(kind, enum.Enum) and not _is_of_enum(kind, decode(saved.value)):
-            return False
-        return saved.kind == "number" and (not dtype or keeps_values(np.asarray(decode(saved.value)), np.dtype(dtype)))
-
-    def read(self) -> Saved:
-        """Returns the number as a Python number, in the form that checkpoints store."""
-        value, place = self.place.get(), self.place
-        key = place.key if isinstance(place, Item) and is_standard_dict(place.holder()) else None
-        return Saved(
-            "number",
-            value=encode(value.item() if isinstance(value, np.generic) else value, "a number"),
-            key=key if type(key) in (str, int) else None,
-        )
-
-    def put(self, saved: Saved) -> Undo:
-        """Replaces the number by a saved number, and returns a function that undoes the replacement."""
-        place, before = self.place, self.place.get()
-        value = decode(saved.value)
-        place.put(type(before)(value) if isinstance(before, (np.generic, enum.Enum)) else value)
-        return lambda: place.put(before)
-
-
-def _is_of_enum(kind: type[enum.Enum], value: object) -> bool:
-    try:
-        kind(value)
-    except ValueError:
-        return False
-    return True
 
 
 class HasPosition(Protocol):
@@ -434,11 +394,6 @@ def leaf_of(value: object, place: Place) -> Leaf | None:
     if has_position(value):
         return PositionLeaf(value)
     return None
-
-
-def is_number(value: object) -> bool:
-    """Returns whether `value` is a Python number or a NumPy scalar."""
-    return isinstance(value, _NUMBERS) and not (isinstance(value, np.generic) and value.dtype.kind in "OSUMm")
 
 
 def on_host(array: Array | HostArray) -> np.ndarray[Any, Any]:

@@ -18,8 +18,8 @@ import numpy as np
 from mirrored._jax.arrays import is_key
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray
-from mirrored.checkpoint.leaves import is_number
 from mirrored.checkpoint.saved import Saved
+from mirrored.checkpoint.saved_numbers import is_number
 from mirrored.variables import Variable
 
 _DEPTH: Final = 8  # containers within containers that are searched; what is deeper is no entry

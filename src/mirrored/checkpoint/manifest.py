@@ -213,12 +213,20 @@ def _leaf_to_json(saved: Saved) -> dict[str, Any]:
     value = list(saved.value.shape) if saved.is_array else saved.value
     components = {} if saved.components is None else {"components": len(saved.components)}
     key = {} if saved.key is None else {"key": saved.key}
-    return {"kind": saved.kind, "shape": list(saved.shape), "dtype": saved.dtype, "value": value, **components, **key}
+    array_type = {} if not saved.array_type else {"array_type": saved.array_type}
+    own = {"kind": saved.kind, "shape": list(saved.shape), "dtype": saved.dtype, "value": value}
+    return {**own, **components, **key, **array_type}
 
 
 def _leaf_from_json(leaf: dict[str, Any]) -> Saved:
     return Saved(
-        leaf["kind"], tuple(leaf["shape"]), leaf["dtype"], leaf["value"], leaf.get("components"), leaf.get("key")
+        leaf["kind"],
+        tuple(leaf["shape"]),
+        leaf["dtype"],
+        leaf["value"],
+        leaf.get("components"),
+        leaf.get("key"),
+        leaf.get("array_type", ""),
     )
 
 

@@ -12,8 +12,9 @@ from typing import Final
 
 from mirrored.checkpoint.graph import SLOTS, Graph, paths_to
 from mirrored.checkpoint.json_state import decode
-from mirrored.checkpoint.leaves import Leaf, NumberLeaf
+from mirrored.checkpoint.leaves import Leaf
 from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.number_leaf import NumberLeaf
 from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.slot_groups import Regrouped, match_groups

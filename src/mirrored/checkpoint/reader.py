@@ -13,6 +13,7 @@ from mirrored.checkpoint.directory import as_path, latest_checkpoint
 from mirrored.checkpoint.json_state import decode
 from mirrored.checkpoint.manifest import read_manifest, verify_files
 from mirrored.checkpoint.restoring import read_leaves
+from mirrored.checkpoint.saved_numbers import number_of
 from mirrored.checkpoint.writing import actual
 from mirrored.errors import ArgumentError
 
@@ -80,6 +81,8 @@ class CheckpointReader:
         saved = read_leaves(self._directory, self._manifest, [name])[name]
         if saved.is_key:
             return jax.random.wrap_key_data(saved.value, impl=saved.dtype)
+        if saved.kind == "number":
+            return number_of(saved)
         return np.asarray(saved.value) if saved.is_array else decode(saved.value)
 
     def _arrays(self) -> list[tuple[str, Any]]:

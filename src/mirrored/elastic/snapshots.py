@@ -165,7 +165,8 @@ def packed(manifest: Manifest) -> tuple[str, list[np.ndarray[Any, Any]]]:
     for name, saved in manifest.leaves.items():
         value = _described(saved.value, parts) if saved.is_array else saved.value
         components = None if saved.components is None else _described(saved.components, parts)
-        leaves[name] = [type(saved).__name__, saved.kind, list(saved.shape), saved.dtype, value, components, saved.key]
+        described = [type(saved).__name__, saved.kind, list(saved.shape), saved.dtype, value, components]
+        leaves[name] = [*described, saved.key, saved.array_type]
     return json.dumps([leaves, manifest.aliases, manifest.groups]), parts
 
 
@@ -186,8 +187,8 @@ def unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
         at += size
         return data[at - size : at].copy().view(np.dtype(own)).reshape(full)
 
-    for name, (kind, what, shape, dtype, value, components, key) in described.items():
-        saved = _KINDS[kind](what, tuple(shape), dtype, value, key=key)
+    for name, (kind, what, shape, dtype, value, components, key, array_type) in described.items():
+        saved = _KINDS[kind](what, tuple(shape), dtype, value, key=key, array_type=array_type)
         if saved.is_array:
             saved = dataclasses.replace(saved, value=array(*value))
         leaves[name] = saved if components is None else dataclasses.replace(saved, components=array(*components))
