@@ -1,10 +1,13 @@
-"""Starts threads so that an exception in the starting thread cannot leave a new thread half started."""
+"""Starts threads so that an exception in the starting thread cannot leave one half started; shows where one is."""
 
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
+import traceback
 from queue import SimpleQueue
+from types import FrameType
 from typing import Final
 
 _REFUSALS: Final = ("can't start new thread", "can't create new thread")
@@ -46,6 +49,31 @@ def is_refusal(error: BaseException) -> bool:
     It shuts down, or there are too many threads.
     """
     return isinstance(error, RuntimeError) and str(error).startswith(_REFUSALS)
+
+
+def place_of(thread: threading.Thread | None) -> str:
+    """Returns the innermost stack frames of a thread as formatted text."""
+    frame = _frame_of(thread)
+    return "".join(traceback.format_stack(frame, limit=3)) if frame is not None else "  (it has ended)\n"
+
+
+def runs_jax_or_debugger(thread: threading.Thread) -> bool:
+    """Returns whether a thread is in a function of JAX, such as the compilation of a program, or in a debugger."""
+    frame = _frame_of(thread)
+    if frame is not None and _package_of(frame) in ("jax", "jaxlib"):
+        return True
+    while frame is not None and _package_of(frame) != "bdb":  # the module of the standard library under pdb and ipdb
+        frame = frame.f_back
+    return frame is not None
+
+
+def _frame_of(thread: threading.Thread | None) -> FrameType | None:
+    ident = None if thread is None else thread.ident
+    return None if ident is None else sys._current_frames().get(ident)
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 class Claim:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import logging
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.errors import MergeError
+from mirrored.runtime import lockstep as lockstep_module
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.lockstep import LockStep
 from mirrored.runtime.merge import Merge
@@ -390,3 +392,92 @@ def test_a_replica_that_runs_after_its_run_was_given_up_ends_at_its_next_merge(s
         signal.signal(signal.SIGUSR1, previous)
     assert len(began) == 1
     assert ended == ["_Unwind"]
+
+
+class Releasing(logging.Handler):
+    """Collects warnings; each one releases a lock, so that the run goes on."""
+
+    def __init__(self, lock):
+        super().__init__()
+        self.held, self.messages = lock, []  # `lock` is the handler's own
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+        self.held.release()
+
+
+@pytest.fixture
+def releasing(monkeypatch):
+    monkeypatch.setattr(lockstep_module, "_BLOCKED_SECONDS", 0.2)
+    handler = Releasing(threading.Lock())
+    logging.getLogger("mirrored").addHandler(handler)
+    yield handler
+    logging.getLogger("mirrored").removeHandler(handler)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_replica_that_waits_for_a_lock_of_another_one_is_reported(releasing, compiled):
+    """The run waited forever, without a message."""
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+
+    def replica():
+        releasing.held.acquire()
+        return mr.get_replica_context().all_reduce("SUM", jnp.ones(2))
+
+    step = lambda: strategy.run(replica)  # noqa: E731
+    result = (mr.function(step) if compiled else step)()
+    assert [one.tolist() for one in strategy.experimental_local_results(result)] == [[2.0, 2.0]] * 2
+    (message,) = releasing.messages
+    assert "replica 1 has been at one place, while replica 0 waits in ReplicaContext.all_reduce" in message
+    assert "releasing.held.acquire()" in message
+    assert "a replica must not hold a lock there" in message
+    assert "release it before the collective" in message
+
+
+def test_a_replica_that_waits_for_a_lock_of_the_caller_is_reported(releasing):
+    releasing.held.acquire()
+
+    def body(lockstep):
+        return lambda: releasing.held.acquire()
+
+    assert run([body])[1] == [True]
+    (message,) = releasing.messages
+    assert "replica 0 has been at one place, while the thread that called run waits for it" in message
+
+
+def test_an_unwound_replica_that_waits_for_a_lock_is_reported(releasing):
+    def holds(lockstep):
+        def call():
+            try:
+                lockstep.run_merge(SUM, 1)
+            finally:
+                releasing.held.acquire()
+
+        return call
+
+    def fails(lockstep):
+        def call():
+            releasing.held.acquire()
+            raise KeyError("boom")
+
+        return call
+
+    with pytest.raises(KeyError, match="boom"):
+        run([holds, fails])
+    assert len(releasing.messages) == 1
+
+
+@pytest.mark.parametrize("module", ["jax._src.compiler", "bdb"])
+def test_compilations_and_debuggers_are_not_reported(releasing, module):
+    names = {"__name__": module, "sleep": time.sleep}
+    exec("def wait(): sleep(0.6)", names)
+    assert run([lambda lockstep: names["wait"]])[1] == [None]
+    assert not releasing.messages
+
+
+def test_a_replica_that_computes_is_not_reported(releasing, monkeypatch):
+    places = []
+    monkeypatch.setattr(lockstep_module, "place_of", lambda thread: places.append(thread) or f"line {len(places)}")
+    run([lambda lockstep: lambda: time.sleep(0.6)])
+    assert len(places) > 1
+    assert not releasing.messages

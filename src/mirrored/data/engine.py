@@ -14,6 +14,7 @@ from typing import Any, Final
 import grain
 from grain import experimental
 
+from mirrored._threads import place_of
 from mirrored.data import feed
 from mirrored.data.carrying import Settings
 from mirrored.data.cursors import Cursor
@@ -241,7 +242,7 @@ class _Raising(_Wrapper):
                 feed.log.warning(
                     "the prefetch thread did not stop within %.0f s: the source stays open until it returns from\n%s",
                     feed.JOIN_SECONDS,
-                    feed.place_of(thread),
+                    place_of(thread),
                 )
         finally:
             if thread.is_alive():

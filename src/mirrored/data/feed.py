@@ -14,7 +14,6 @@ import logging
 import sys
 import threading
 import time
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 from mirrored._jax import distributed
 from mirrored._jax.traces import eager, is_eager
-from mirrored._threads import start
+from mirrored._threads import place_of, start
 from mirrored.data.calling import Closeable, closed_meanwhile_error, interrupted_error
 from mirrored.data.carrying import Settings
 from mirrored.watchdog.fail_fast_exit import in_forked_children
@@ -374,13 +373,6 @@ class Feed:
                 )
                 return
         self._close_source()
-
-
-def place_of(thread: threading.Thread | None) -> str:
-    """Returns the innermost stack frames of a thread as formatted text."""
-    ident = None if thread is None else thread.ident
-    frame = None if ident is None else sys._current_frames().get(ident)
-    return "".join(traceback.format_stack(frame, limit=3)) if frame is not None else "  (it has ended)\n"
 
 
 def _signal(event: SimpleQueue[None]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from mirrored._jax import caches
 from mirrored._jax.interrupts import ThreadSettings, adopt_thread_settings, capture_thread_settings
-from mirrored._threads import Claim, start
-from mirrored.errors import MergeError
+from mirrored._threads import Claim, place_of, runs_jax_or_debugger, start
+from mirrored.errors import ContextError, MergeError
 from mirrored.runtime.ambient import Ambient, entered
 from mirrored.runtime.merge import Merge
 
@@ -34,8 +35,14 @@ from mirrored.runtime.merge import Merge
 # reaches a merge or returns, unless three more interrupts end the wait (`_unwind`). During this wait and after it, two
 # threads may run at once: the `finally` blocks of a replica that was waiting at a merge run beside the replica that is
 # still running.
+#
+# A replica that waits for a lock which another replica holds at a merge waits forever. The driver cannot know that the
+# replica waits for a lock (Python does not tell what a thread waits for), so it warns and waits on.
 
 _MAX_INTERRUPTIONS: Final = 2
+_BLOCKED_SECONDS: Final = 10.0
+"""How long a replica may stay at one place before the driver warns."""
+_log: Final = logging.getLogger("mirrored")
 
 
 class _CurrentThread(threading.local):
@@ -124,9 +131,28 @@ class _Replica:
             self._state = self._body = None  # type: ignore[assignment]
             self._driver_turn.put(None)
 
-    def proceed(self) -> None:
-        """Resumes this replica until it ends or waits at a collective; called by the thread that started it."""
+    def proceed(self, replicas: Sequence[_Replica]) -> None:
+        """Resumes this replica until it ends or waits at a collective; called by the thread that started it.
+
+        Args:
+            replicas: All replicas of the run, for the warning if this one seems to be blocked.
+        """
         self._replica_turn.put(None)
+        self._await_driver_turn(replicas)
+
+    def _await_driver_turn(self, replicas: Sequence[_Replica]) -> None:
+        """Waits, in the driver, until this replica gives the turn back; warns if the replica stays at one place."""
+        last = ""
+        while True:
+            try:
+                self._driver_turn.get(timeout=_BLOCKED_SECONDS / 2)
+                return
+            except Empty:
+                place = "" if runs_jax_or_debugger(self._thread) else place_of(self._thread)
+            if place and place == last:
+                break
+            last = place
+        _log.warning("%s", _blocked(self, replicas, place))
         self._driver_turn.get()
 
     def wait_at(self, merge: Merge, payload: list[Any]) -> Any:
@@ -145,7 +171,7 @@ class _Replica:
                 del error  # a cycle of exception and Python frame would keep arrays alive
         return merge_result
 
-    def unwind(self) -> None:
+    def unwind(self, replicas: Sequence[_Replica]) -> None:
         """Ends and joins this replica's thread; repeating the call after an interruption is safe.
 
         A replica that waits at a merge ends at once; a running one ends at its next merge or when its function returns.
@@ -158,8 +184,7 @@ class _Replica:
             # An exception may have interrupted the driver at any point, so it is unknown who has the turn. The replica
             # gets one in any case. If it waits, it unwinds; if it runs, it takes the turn at its next merge and unwinds
             # there. Turns that are left over when the thread ends are dropped with the queue.
-            self._replica_turn.put(None)
-            self._driver_turn.get()
+            self.proceed(replicas)
         if has_begun or self._was_started:
             self._thread.join()
 
@@ -168,6 +193,20 @@ class _Replica:
         self._unwinding = True
         self._claim.take("driver")
         self._replica_turn.put(None)
+
+
+def _blocked(blocked: _Replica, replicas: Sequence[_Replica], place: str) -> ContextError:
+    """Returns the text of the warning that a replica stays at one place, as an error that is not raised."""
+    waiting = [f"replica {one.index} waits in {one.merge.name}" for one in replicas if one.merge and one is not blocked]
+    return ContextError(
+        "Strategy.run",
+        found=f"for {_BLOCKED_SECONDS:g} s replica {blocked.index} has been at one place, while "
+        f"{waiting[0] if waiting else 'the thread that called run waits for it'}. The replica is at\n{place.rstrip()}",
+        rule="each replica has its own thread, which waits in collectives and merge_call for the others: a replica "
+        "must not hold a lock there, and the caller of run must not hold one that a replica acquires",
+        remedy="if the replica waits for a lock, release it before the collective (threading.RLock does not help); if "
+        "it computes, ignore this warning",
+    )
 
 
 def _unwind(replicas: Sequence[_Replica]) -> None:
@@ -183,7 +222,7 @@ def _unwind(replicas: Sequence[_Replica]) -> None:
     while True:
         try:
             for replica in replicas:
-                replica.unwind()
+                replica.unwind(replicas)
             break
         except BaseException as error:
             interruption, interruptions = interruption or error, interruptions + 1
@@ -246,7 +285,7 @@ class LockStep:
 
     def _turn(self, replicas: Sequence[_Replica]) -> list[_Replica]:
         for replica in replicas:
-            replica.proceed()
+            replica.proceed(self._replicas)
             if replica.error is not None:
                 raise replica.error
         waiting = [replica for replica in replicas if not replica.done]
