@@ -148,3 +148,35 @@ def test_a_step_of_tensorflow_with_a_condition_on_a_tensor_is_traced_as_converte
     step = TracedStep(detect_step(run, steps=1))
     assert (step.replicas, step.share) == (2, 4)
     assert step.work(64, 4).exchanges[0].group_size == 64
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_sync_on_read_variables_have_a_component_for_each_predicted_replica(devices):
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
+    on_read = mr.VariableSynchronization.ON_READ
+    with strategy.scope():
+        total = mr.Variable(jnp.zeros(3), synchronization=on_read, aggregation=mr.VariableAggregation.SUM)
+        newest = mr.Variable(0.0, synchronization=on_read, aggregation=mr.VariableAggregation.MEAN)
+
+    @mr.function
+    def step(x):
+        def replica(x):
+            total.assign_add(x.sum(0))
+            newest.assign(x.mean())
+
+        strategy.run(replica, args=(x,))
+        sums = total.read_value()
+        total.assign(jnp.zeros(3))
+        return sums, newest.values[0]
+
+    def train():
+        x = strategy.distribute_values_from_function(lambda context: np.ones((8, 3), np.float32))
+        for _ in range(5):
+            step(x)
+
+    traced = TracedStep(detect_step(train, steps=1))
+    before = total.device_assignment
+    exchanges = traced.work(64, 8).exchanges
+    assert [(one.kind.startswith("psum"), one.group_size) for one in exchanges] == [(True, 64)] * len(exchanges)
+    assert [value.shape for value in traced.part(4, 2).state] == [(1, 3)]
+    assert (total.device_assignment is before, total.num_replicas, len(newest.values)) == (True, devices, devices)

@@ -93,11 +93,14 @@ class TracedStep:
         )
         self._described = [_described(leaf) for leaf in self._leaves]
         with _runs_noted() as running:
-            variables = self._pure(self._described, own).reads
+            first = self._pure(self._described, own)
+        variables = first.reads
         self.state_bytes = sum(_nbytes(variable) for variable in variables)
         owners = (*observation.strategies, *(variable.strategy for variable in variables), *running)
         found = {id(one): one for one in owners if one is not None}
         self._strategies = [one for one in found.values() if one.device_assignment is not None]
+        used = {id(variable): variable for variable in (*variables, *first.assigns)}
+        self._variables = [one for one in used.values() if one.device_assignment is not None]
         device_assignments = [one.device_assignment for one in self._strategies]
         self._device_assignment: DeviceAssignment | None = device_assignments[0] if device_assignments else None
         self.replicas = 1 if self._device_assignment is None else self._device_assignment.num_replicas
@@ -143,7 +146,7 @@ class TracedStep:
                 raise _no_strategy_error()
             return self._lowered(None, replicas, share)
         elsewhere = _abstract(self._device_assignment, replicas)
-        with _moved(self._strategies, elsewhere):
+        with _moved(self._strategies, self._variables, elsewhere):
             return self._lowered(elsewhere, replicas, share)
 
     def part(self, share: int, copies: int) -> ReplicaProgram:
@@ -152,7 +155,7 @@ class TracedStep:
         The result contains the arguments to run the program on `copies` devices at once.
         """
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
-        with _moved(self._strategies, alone):
+        with _moved(self._strategies, self._variables, alone):
             pure = self._pure(self._shapes_for(1, share), alone)
         found = zip(self._leaves, self._described, self._spread, strict=True)
         arrays = [(leaf, spread) for leaf, one, spread in found if isinstance(one, jax.ShapeDtypeStruct)]
@@ -295,16 +298,28 @@ def _abstract(device_assignment: DeviceAssignment, replicas: int) -> DeviceAssig
 
 
 @contextmanager
-def _moved(strategies: Sequence[Any], device_assignment: DeviceAssignment | None) -> Iterator[None]:
-    """A context manager that replaces the device assignment of strategies inside the ``with`` block."""
+def _moved(
+    strategies: Sequence[Any], variables: Sequence[Any], device_assignment: DeviceAssignment | None
+) -> Iterator[None]:
+    """A context manager that replaces the device assignment of strategies and variables inside the ``with`` block.
+
+    A sync-on-read variable has one row per replica of its own device assignment.
+    """
     before = [strategy._device_assignment for strategy in strategies]
+    variables_before = [(variable.device_assignment, variable.num_replicas) for variable in variables]
     try:
         for strategy in strategies:
             strategy._device_assignment = device_assignment
+        if device_assignment is not None:
+            for variable in variables:
+                variable.device_assignment = device_assignment
+                variable.num_replicas = device_assignment.num_replicas
         yield
     finally:
         for strategy, own in zip(strategies, before, strict=True):
             strategy._device_assignment = own
+        for variable, (own, num_replicas) in zip(variables, variables_before, strict=True):
+            variable.device_assignment, variable.num_replicas = own, num_replicas
 
 
 @contextmanager
