@@ -194,3 +194,11 @@ def test_measurements_are_announced_with_their_number(observation, bench):
 def test_nonsense_is_refused(observation, bench, options):
     with pytest.raises(ArgumentError, match=r"make_plan: replicas=.*\n.*rule.*at least 1"):
         plan(observation, bench=bench, **options)
+
+
+def test_a_call_with_several_steps_starts_the_devices_once(observation, bench):
+    several = dataclasses.replace(observation, dispatch_seconds=0.25 * MILLI, steps_per_call=4)
+    made = plan(several, [1], bench, network=None, shared=True)
+    assert made.steps_per_call == 4
+    assert made.predictions[0].dispatch_seconds == pytest.approx(0.25 * MILLI)
+    assert made.predictions[0].compute_seconds == pytest.approx(10 * MILLI)

@@ -157,3 +157,23 @@ def test_errors_of_the_program_come_through():
 def test_a_program_without_a_step_is_refused(calls, found):
     with pytest.raises(ArgumentError, match=f"{found}.*\n.*rule.*at least 3 calls"):
         detect_step(program(1, calls=calls))
+
+
+def test_times_and_arguments_of_a_call_with_several_steps_are_those_of_one_step():
+    @mr.function(steps_per_call=4)
+    def step(x, y):
+        return x * 2 + y
+
+    calls = []
+
+    def train():
+        for i in range(9):
+            calls.append(i)
+            time.sleep(0.02)
+            step([(jnp.ones((8, 3)), jnp.zeros((8, 3))) for _ in range(4)])
+
+    found = detect_step(train, steps=3)
+    assert (len(calls), found.steps_per_call, found.kwargs) == (5, 4, {})
+    assert [one.shape for one in found.args] == [(8, 3), (8, 3)]
+    assert found.between_seconds >= 0.02 / 4
+    assert TracedStep(found).share == 8

@@ -264,7 +264,8 @@ def plan(program: Path, arguments: tuple[str, ...], replicas: str, bandwidth: st
     The program runs here until its training step (the compiled function that it calls most) has been timed. The part
     of one replica is then timed alone. To find what more replicas exchange, the step is traced for that many devices,
     which need not exist. All of this takes 5 to 20 seconds. With --shared, or if there are several accelerators,
-    all-reduces are measured between the devices here, unless a network is given. Put arguments of the program after --.
+    all-reduces are measured between the devices here, unless a network is given. All times are per step, also if a call
+    runs several (steps_per_call). Put arguments of the program after --.
 
     With --failure-every, it also predicts goodput (the share of the time that goes into steps that count) for jobs that
     restart from disk, restart from memory, or recover elastically.

@@ -208,6 +208,8 @@ def _print(plan: ScalingPlan) -> None:
     sums, exchanges = plan.merged
     summary = f"{sums} all-reduces in the program, executed as {exchanges}; {_of_network(plan)}."
     console.print(summary, soft_wrap=True)
+    if plan.steps_per_call > 1:
+        console.print(f"A call runs {plan.steps_per_call} steps; all times are per step.", soft_wrap=True)
     check, observed = plan.check.device_seconds + plan.check.dispatch_seconds, plan.observed_seconds
     replicas = f"{plan.check.replicas} replica{'s' * (plan.check.replicas != 1)}"
     console.print(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mirrored.errors import ArgumentError
+from mirrored.perf_model.compute_benchmark import ComputeBenchmark
 from mirrored.perf_model.exchange import Network
 from mirrored.perf_model.measurement import Instruments, Parts, ReportProgress
 from mirrored.perf_model.step_cost import TracedStep
@@ -95,6 +96,7 @@ class ScalingPlan:
         network_source: The origin of `network`, as text.
         merged: The number of collectives in the program, and the number of exchanges after merging.
         state_bytes: The size of the step's variables.
+        steps_per_call: The number of steps that the program runs per call. All times are per step.
     """
 
     alone: Prediction
@@ -106,6 +108,7 @@ class ScalingPlan:
     network_source: str
     merged: tuple[int, int]
     state_bytes: int = 0
+    steps_per_call: int = 1
 
 
 def make_plan(
@@ -182,6 +185,7 @@ def make_plan(
         model.network_source,
         (sum(one.merged for one in exchanges), len(exchanges)),
         step.state_bytes,
+        observation.steps_per_call,
     )
 
 
@@ -193,8 +197,12 @@ class _Model:
         self._speed = speed
         here = parts.compute_benchmark(min(parts.step.replicas, parts.num_local_devices), parts.step.share)
         # The part of dispatch that does not depend on the devices: looking up the program, passing the state.
-        self._python_seconds = max(0.0, observation.dispatch_seconds - here.dispatch_seconds)
+        self._python_seconds = max(0.0, observation.dispatch_seconds - self._started(here))
         self.network, self.network_source = self._chosen_network()
+
+    def _started(self, measured: ComputeBenchmark) -> float:
+        """Returns the time to start the devices for one step; a call with several steps starts them once."""
+        return measured.dispatch_seconds / self._observation.steps_per_call
 
     def _chosen_network(self) -> tuple[Network, str]:
         parts = self._parts
@@ -239,7 +247,7 @@ class _Model:
             compute_seconds=compute,
             fixed_seconds=compute * parts.fixed_share(share),
             exchange_seconds=self._exchange_here(replicas, devices, network),
-            dispatch_seconds=self._python_seconds + measured.dispatch_seconds * crowd,
+            dispatch_seconds=self._python_seconds + self._started(measured) * crowd,
             input_seconds=observed.between_seconds * read / (parts.step.replicas * parts.step.share),
             shared=True,
             examples=examples,

@@ -32,7 +32,8 @@ class DetectedStep:
     """The compiled function found to be a program's training step, with its arguments and measured times.
 
     The arguments and times are those of the calls with the most common signature: with the same structure, and arrays
-    of the same shapes and dtypes. The last batch of an epoch may be smaller.
+    of the same shapes and dtypes. The last batch of an epoch may be smaller. If the function has `steps_per_call`, the
+    arguments are those of the first step of a call, and the times are those of a call divided by its steps.
 
     Attributes:
         function: The compiled function with the most calls.
@@ -48,6 +49,7 @@ class DetectedStep:
         differing: The places of the leaves of `args` and `kwargs` for which the calls got different objects.
         returned: The places of the leaves that were results of the previous call, as the parameters in a functional
             state are.
+        steps_per_call: The number of steps that one call runs.
     """
 
     function: Function
@@ -60,6 +62,7 @@ class DetectedStep:
     first_step_seconds: float = 0.0
     differing: frozenset[int] = frozenset()
     returned: frozenset[int] = frozenset()
+    steps_per_call: int = 1
 
 
 @dataclasses.dataclass
@@ -209,17 +212,23 @@ def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
         raise _no_step_error(called, None if found is None else found[1])
     function, record = found
     calls = record.most_common
+    steps = 1 if function.steps_per_call is None else int(function.steps_per_call)
+    args, kwargs = record.args, record.kwargs
+    if function.steps_per_call is not None:
+        # The leaves of the first step come first, so their places in `differing` and `returned` remain.
+        args, kwargs = function._steps(*args, **kwargs)[0], {}
     return DetectedStep(
         function,
-        record.args,
-        record.kwargs,
+        args,
+        kwargs,
         record.strategies,
-        step_seconds=statistics.median(calls.step[_WARM_UP:]),
-        dispatch_seconds=lower_quartile(calls.dispatch[_WARM_UP:]),
-        between_seconds=statistics.median(calls.between[_WARM_UP:]),
+        step_seconds=statistics.median(calls.step[_WARM_UP:]) / steps,
+        dispatch_seconds=lower_quartile(calls.dispatch[_WARM_UP:]) / steps,
+        between_seconds=statistics.median(calls.between[_WARM_UP:]) / steps,
         first_step_seconds=record.first_ended - watch.began,
         differing=frozenset(calls.differing),
         returned=frozenset(calls.returned),
+        steps_per_call=steps,
     )
 
 
