@@ -180,3 +180,31 @@ def test_sync_on_read_variables_have_a_component_for_each_predicted_replica(devi
     assert [(one.kind.startswith("psum"), one.group_size) for one in exchanges] == [(True, 64)] * len(exchanges)
     assert [value.shape for value in traced.part(4, 2).state] == [(1, 3)]
     assert (total.device_assignment is before, total.num_replicas, len(newest.values)) == (True, devices, devices)
+
+
+def observed(step, size=8, devices=1):
+    """The detected step of a program that calls a function of a batch and the strategy."""
+    strategy = mr.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
+    compiled = mr.function(lambda x: strategy.run(step, args=(x,)))
+
+    def train():
+        for batch in strategy.experimental_distribute_dataset([np.ones((size, 3), np.float32)] * 5):
+            compiled(batch)
+
+    return detect_step(train, steps=1)
+
+
+def test_a_step_that_cannot_be_traced_with_another_batch_size_is_refused_with_a_remedy():
+    traced = TracedStep(observed(lambda x: x.reshape(4, 6)))
+    with pytest.raises(ArgumentError, match=r"mirrored plan: the step raised TypeError when .* 64 replicas with .*"
+                       r"\[64, 4, 3\]: cannot reshape(.|\n)*remedy: pass the batch") as raised:  # fmt: skip
+        traced.work(64, 4)
+    assert isinstance(raised.value.__cause__, TypeError)
+    with pytest.raises(ArgumentError, match=r"for 1 replica with arguments of shapes \[1, 2, 3\]"):
+        traced.part(2, 1)
+
+
+def test_a_step_with_batches_of_different_shapes_is_refused_with_a_remedy():
+    found = observed(lambda x: x * 2, size=7, devices=2)
+    with pytest.raises(ArgumentError, match=r"different shapes: \[4, 3\], \[3, 3\]\n(.|\n)*remedy: .*last_batch='pad'"):
+        TracedStep(found)

@@ -80,7 +80,7 @@ class TracedStep:
         state_bytes: The size of the variables that the step reads.
 
     Raises:
-        ArgumentError: The function runs several steps per execution, or creates variables.
+        ArgumentError: The function creates variables, its per-replica batches differ in shape, or it cannot be traced.
     """
 
     def __init__(self, observation: DetectedStep) -> None:
@@ -138,8 +138,8 @@ class TracedStep:
             share: The number of examples per replica.
 
         Raises:
-            ArgumentError: `replicas` is more than 1, and the step has no strategy.
-            Exception: The program raises it when it is traced with this batch size.
+            ArgumentError: `replicas` is more than 1, and the step has no strategy; or the step raises an exception when
+                it is traced for these numbers.
         """
         if self._device_assignment is None:
             if replicas > 1:
@@ -153,6 +153,9 @@ class TracedStep:
         """Returns one replica's program for a batch of `share` examples.
 
         The result contains the arguments to run the program on `copies` devices at once.
+
+        Raises:
+            ArgumentError: The step raises an exception when it is traced for one replica with this batch size.
         """
         alone = None if self._device_assignment is None else DeviceAssignment((self.devices[0],), 1)
         with _moved(self._strategies, self._variables, alone):
@@ -209,8 +212,9 @@ class TracedStep:
                 for leaf, value, is_spread in zip(self._leaves, inputs, self._spread, strict=True)
             ]
             args, kwargs = self._treedef.unflatten(filled)
-            results, _ = structures.flatten(self._observation.function.traced_function(*args, **kwargs))
-            return [_plain(result) for result in results]
+            with _explained(described, device_assignment):
+                results, _ = structures.flatten(self._observation.function.traced_function(*args, **kwargs))
+                return [_plain(result) for result in results]
 
         with within(strategies=self._observation.strategies):
             return as_pure(step, tuple(described), "mirrored plan")
@@ -224,6 +228,8 @@ def _costs(costs: Mapping[str, float] | None, replicas: int, share: int, exchang
 def _described(leaf: Leaf) -> Any:
     """Returns the shape and dtype of an argument that is an array; returns other arguments unchanged."""
     if isinstance(leaf, PerReplica) and leaf.device_assignment is not None:
+        if not leaf.is_stacked and len({np.shape(component) for component in leaf.values}) > 1:
+            raise _uneven_batches_error(leaf)
         leaf = leaf.stacked(leaf.device_assignment)
     elif isinstance(leaf, Mirrored):
         leaf = leaf.value
@@ -337,6 +343,37 @@ def _runs_noted() -> Iterator[list[Strategy]]:
         yield found
     finally:
         Strategy._run = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def _explained(described: Sequence[Any], device_assignment: DeviceAssignment | None) -> Iterator[None]:
+    """A context manager that converts an exception in the trace of a step to an `ArgumentError` with a remedy."""
+    try:
+        yield
+    except Exception as error:
+        shapes = ", ".join(str(list(one.shape)) for one in described if isinstance(one, jax.ShapeDtypeStruct))
+        replicas = 1 if device_assignment is None else device_assignment.num_replicas
+        reason = (str(error).splitlines() or [""])[0]
+        raise ArgumentError(
+            "mirrored plan",
+            found=f"the step raised {type(error).__name__} when it was traced for {replicas} replica"
+            f"{'s' * (replicas != 1)} with arguments of shapes {shapes or 'none'}: {reason}",
+            rule="a step is predicted from its traces for other numbers of replicas and batch sizes, which resize "
+            "per-replica arguments and sync-on-read variables only",
+            remedy="pass the batch as arguments, as a distributed dataset yields it, and take sizes and the number of "
+            "replicas from the arguments and the strategy, not from constants",
+        ) from error
+
+
+def _uneven_batches_error(value: PerReplica) -> ArgumentError:
+    shapes = ", ".join(str(list(np.shape(component))) for component in value.values)
+    return ArgumentError(
+        "mirrored plan",
+        found=f"most calls of the step got per-replica batches of different shapes: {shapes}",
+        rule="only a compiled step is predicted, and a step with uneven batches runs eagerly",
+        remedy="choose a global batch size that is a multiple of the number of replicas, or distribute the dataset "
+        "with last_batch='pad' or 'drop'",
+    )
 
 
 def _no_strategy_error() -> ArgumentError:
