@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -177,3 +178,14 @@ def test_times_and_arguments_of_a_call_with_several_steps_are_those_of_one_step(
     assert [one.shape for one in found.args] == [(8, 3), (8, 3)]
     assert found.between_seconds >= 0.02 / 4
     assert TracedStep(found).share == 8
+
+
+def test_arguments_are_converted_as_the_input_signature_declares():
+    @mr.function(input_signature=[jax.ShapeDtypeStruct((4, 2), np.float32), jax.ShapeDtypeStruct((), np.float32)])
+    def step(x, rate):
+        return x.mean(0) * rate
+
+    found = detect_step(lambda: [step(rate=0.5, x=[[1.0, 2.0]] * 4) for _ in range(4)], steps=1)
+    assert [(one.shape, one.dtype) for one in found.args] == [((4, 2), "float32"), ((), "float32")]
+    assert found.kwargs == {}
+    assert TracedStep(found).share == 4

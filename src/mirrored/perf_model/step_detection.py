@@ -33,7 +33,8 @@ class DetectedStep:
 
     The arguments and times are those of the calls with the most common signature: with the same structure, and arrays
     of the same shapes and dtypes. The last batch of an epoch may be smaller. If the function has `steps_per_call`, the
-    arguments are those of the first step of a call, and the times are those of a call divided by its steps.
+    arguments are those of the first step of a call, and the times are those of a call divided by its steps. The
+    arguments match the function's `input_signature`, if it has one.
 
     Attributes:
         function: The compiled function with the most calls.
@@ -127,8 +128,9 @@ class _CallWatch:
         if here.store is not None or here.runner is not None:
             return self._call(function, *args, **kwargs)
         called = time.perf_counter()
+        seen_args, seen_kwargs = _of_one_step(function, args, kwargs)
         record = self.records.setdefault(id(function), (function, _Record()))[1]
-        calls = record.calls_like(*structures.flatten((args, kwargs)))
+        calls = record.calls_like(*structures.flatten((seen_args, seen_kwargs)))
         start, busy = time.perf_counter(), time.thread_time()
         result = self._call(function, *args, **kwargs)
         dispatch = time.thread_time() - busy
@@ -143,7 +145,8 @@ class _CallWatch:
         calls.dispatch.append(dispatch)
         calls.step.append(ended - start)
         if len(calls.step) >= len(record.most_common.step):
-            record.most_common, record.args, record.kwargs, record.strategies = calls, args, kwargs, here.strategies
+            record.most_common, record.strategies = calls, here.strategies
+            record.args, record.kwargs = seen_args, seen_kwargs
         record.results, record.ended = results, ended
         record.first_ended = record.first_ended or ended
         if record.most_common.is_seen(self._steps, self._seconds) or self._has_many_signatures(record):
@@ -154,6 +157,15 @@ class _CallWatch:
         """Returns whether a function has so many call signatures that timing the most common one takes too long."""
         count, seconds = record.totals
         return count >= _MOST_SIGNATURES * (self._steps + _WARM_UP) and seconds >= _MOST_SIGNATURES * self._seconds
+
+
+def _of_one_step(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments with which a call traces the Python function: those of its first step, converted."""
+    if function.steps_per_call is not None:
+        return function._steps(*args, **kwargs)[0], {}
+    return function._fitted(args, kwargs)
 
 
 def _kind(leaf: Leaf) -> Hashable:
@@ -213,14 +225,10 @@ def _chosen(watch: _CallWatch, called: str) -> DetectedStep:
     function, record = found
     calls = record.most_common
     steps = 1 if function.steps_per_call is None else int(function.steps_per_call)
-    args, kwargs = record.args, record.kwargs
-    if function.steps_per_call is not None:
-        # The leaves of the first step come first, so their places in `differing` and `returned` remain.
-        args, kwargs = function._steps(*args, **kwargs)[0], {}
     return DetectedStep(
         function,
-        args,
-        kwargs,
+        record.args,
+        record.kwargs,
         record.strategies,
         step_seconds=statistics.median(calls.step[_WARM_UP:]) / steps,
         dispatch_seconds=lower_quartile(calls.dispatch[_WARM_UP:]) / steps,
