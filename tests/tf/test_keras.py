@@ -325,6 +325,53 @@ def test_shapes_that_a_layer_computes_from_sizes(call, shape):
     assert Computing()(tf.keras.Input((3,))).shape == shape
 
 
+@pytest.mark.parametrize("how", ["functional", "sequential", "subclassed", "nested"])
+@pytest.mark.parametrize(
+    "zeros",
+    [
+        lambda batch: tf.zeros((batch, 1)),
+        lambda batch: tf.reshape(0.0 * tf.cast(tf.range(batch), tf.float32), (batch, 1)),
+        lambda batch: tf.tile([[0.0]], [batch, 1]),
+    ],
+)
+def test_the_first_use_of_a_layer_with_control_flow_and_the_size_of_the_batch(zeros, how):
+    keras = tf.keras
+
+    class Gate(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.scale = keras.layers.Dense(4, kernel_initializer="identity")
+
+        def call(self, x):
+            state = zeros(tf.shape(x)[0])
+            while tf.reduce_max(tf.abs(x)) > 2.0:
+                x = x / 2.0
+            for _ in range(3):
+                if tf.reduce_max(x) < 1.6:
+                    break
+                x = x - 0.25
+            return self.scale(x) + state
+
+    class Outer(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.gate = Gate()
+
+        def call(self, x):
+            return self.gate(x) + zeros(tf.shape(x)[0]) if tf.reduce_max(x) > 1.0 else x
+
+    inputs = keras.Input((4,))
+    if how == "subclassed":
+        model = Outer()
+        model(inputs)
+    elif how == "sequential":
+        with tf.distribute.MirroredStrategy(jax.devices()[:2]).scope():
+            model = keras.Sequential([inputs, Gate()])
+    else:
+        model = keras.Model(inputs, (Outer() if how == "nested" else Gate())(inputs))
+    np.testing.assert_allclose(model.predict(np.full((6, 4), 7.0, np.float32), verbose=0), np.full((6, 4), 1.5))
+
+
 def test_a_layer_that_fits_no_size_shows_the_error_of_keras():
     class Wrong(tf.keras.layers.Layer):
         def call(self, inputs):

@@ -60,12 +60,15 @@ def prepare(layer_class: type) -> None:
 def convertible(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a layer's bound `call` in the form that AutoGraph can convert; other functions unchanged.
 
-    Keras takes the method from the layer before it infers shapes, so the method can be that of an unprepared class.
+    Keras takes the method from the layer before it infers shapes, and may trace it several times. So the method can be
+    the original one, also if the class has been prepared since.
     """
     if not isinstance(function, types.MethodType) or function.__name__ != "call":
         return function
     layer_class: Any = type(function.__self__)  # `call` is an attribute that user classes define
-    if function.__func__ is not getattr(layer_class, "call", None):
+    call = getattr(layer_class, "call", None)
+    original = getattr(call, "__wrapped__", None) if layer_class in _prepared else None
+    if function.__func__ is not call and function.__func__ is not original:
         return function
     prepare(layer_class)
     return types.MethodType(layer_class.call, function.__self__)
