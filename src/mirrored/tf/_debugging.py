@@ -27,7 +27,16 @@ from mirrored.tf._tensors import as_tensor, is_tensor
 _log = logging.getLogger("mirrored.tf.debugging")
 
 
-def _require(called: str, holds: jax.Array, message: str | None, rule: str, values: list[Any]) -> None:
+def require(called: str, holds: jax.Array, message: str | None, rule: str, values: list[Any]) -> None:
+    """Checks a scalar condition: raises InvalidArgumentError if it is known, and logs a failure at run time otherwise.
+
+    Args:
+        called: The assertion, as messages name it.
+        holds: The condition.
+        message: What the user adds to the message.
+        rule: What must hold.
+        values: Tensors that the error shows.
+    """
     try:
         failed = not bool(holds)
     except jax.errors.ConcretizationTypeError:
@@ -70,7 +79,7 @@ def _comparison(name: str, compare: Callable[[Any, Any], jax.Array], relation: s
     def check(x: Operand, y: Operand, message: str | None = None, summarize: object = None) -> None:
         del summarize
         left, right = tensors(x, y)
-        _require(called, jnp.all(compare(left, right)), message, rule, [left, right])
+        require(called, jnp.all(compare(left, right)), message, rule, [left, right])
 
     check.__name__ = check.__qualname__ = f"assert_{name}"
     check.__doc__ = f"Raises InvalidArgumentError unless ``{relation}`` for all elements."
@@ -86,7 +95,7 @@ def _sign(name: str, test: Callable[[jax.Array], jax.Array]) -> Callable[..., No
     def check(x: Operand, message: str | None = None, summarize: object = None) -> None:
         del summarize
         value = as_tensor(x)
-        _require(f"tf.debugging.assert_{kind}", jnp.all(test(value)), message, f"every element must be {kind}", [value])
+        require(f"tf.debugging.assert_{kind}", jnp.all(test(value)), message, f"every element must be {kind}", [value])
 
     kind = name.replace("_", "-")
     check.__name__ = check.__qualname__ = f"assert_{name}"
@@ -119,21 +128,21 @@ def assert_near(
     small = 10 * float(jnp.finfo(left.dtype).eps) if floats else 0.0  # type: ignore[no-untyped-call]
     bound = (small if atol is None else atol) + (small if rtol is None else rtol) * jnp.abs(right)
     rule = "x and y must be equal within the tolerance"
-    _require("tf.debugging.assert_near", jnp.all(jnp.abs(left - right) <= bound), message, rule, [left, right])
+    require("tf.debugging.assert_near", jnp.all(jnp.abs(left - right) <= bound), message, rule, [left, right])
 
 
 @op("debugging.Assert Assert")
 def assert_(condition: Operand, data: Iterable[Operand], summarize: object = None) -> None:
     """Raises InvalidArgumentError, with `data` in its message, unless all elements of a condition are True."""
     del summarize
-    _require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition must be True", list(data))
+    require("tf.debugging.Assert", jnp.all(as_tensor(condition)), None, "the condition must be True", list(data))
 
 
 @op("debugging.check_numerics")
 def check_numerics(tensor: Operand, message: str) -> jax.Array:
     """Returns a tensor unchanged; raises InvalidArgumentError if it contains NaN or infinity."""
     value = as_tensor(tensor)
-    _require(
+    require(
         "tf.debugging.check_numerics", jnp.all(jnp.isfinite(value)), message, "every element must be finite", [value]
     )
     return value

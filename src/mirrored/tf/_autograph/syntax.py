@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar
@@ -199,22 +200,25 @@ class NestedConditionalTransformer(ast.NodeTransformer):
         text = re.sub(r"ag__\.ld\((\w+)\)", r"\1", ast.unparse(node.test))
         self.generic_visit(node)
         function = ast.parse("ag__.if_exp", mode="eval").body
-        branches = [
-            ast.Lambda(ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]), value)
-            for value in (node.body, node.orelse)
-        ]
+        branches = [_lambda(node.body), _lambda(node.orelse)]
         return ast.Call(function, [node.test, *branches, ast.Constant(text)], [])
 
 
-class KnownValueTransformer(ast.NodeTransformer):
-    """Makes conditions that only Python evaluates, and ``x in y``, accept traced tensors whose values are known.
+class PythonConditionTransformer(ast.NodeTransformer):
+    """Makes the conditions that AutoGraph's passes leave as they are accept traced tensors.
 
-    AutoGraph's passes leave them as they are: ``assert``, the ``if`` of comprehensions, ``in`` and ``not in``.
+    They are the conditions of ``assert``, the ``if`` of comprehensions, ``in`` and ``not in``. In ``assert`` the value
+    of a tensor may be known only at run time; the others stay Python and need a known value.
     """
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        """Wraps the condition in ``ag__.asserted``, which checks a tensor at run time if its value is not known before.
+
+        The statement stays an ``assert``: its error has the line of the user, and ``python -O`` removes it.
+        """
         self.generic_visit(node)
-        node.test = _call("known_truth", node.test)
+        message = ast.Constant(None) if node.msg is None else copy.deepcopy(node.msg)
+        node.test = _call("asserted", node.test, _lambda(message))
         return node
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
@@ -233,6 +237,11 @@ class KnownValueTransformer(ast.NodeTransformer):
 
 def _call(operator: str, *operands: ast.expr) -> ast.Call:
     return ast.Call(ast.parse(f"ag__.{operator}", mode="eval").body, list(operands), [])
+
+
+def _lambda(value: ast.expr) -> ast.Lambda:
+    """Creates a lambda expression without parameters."""
+    return ast.Lambda(ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]), value)
 
 
 def like(made: ast.stmt, place: ast.stmt) -> ast.stmt:

@@ -22,16 +22,16 @@ from malt.impl import api
 from malt.lang import directives, special_functions
 from malt.pyct import inspect_utils, origin_info, parser, transpiler
 
-from mirrored.tf._autograph import branches, calls, changes, loops, scope, truth
+from mirrored.tf._autograph import assertions, branches, calls, changes, loops, scope, truth
 from mirrored.tf._autograph.calls import converted as converted
 from mirrored.tf._autograph.calls import converted_call as converted_call
 from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
 from mirrored.tf._autograph.syntax import (
     ChangeTransformer,
     ExceptionNames,
-    KnownValueTransformer,
     NestedConditionalTransformer,
     OuterNameTransformer,
+    PythonConditionTransformer,
     ReturnAnnotations,
     StatementTransformer,
     check,
@@ -43,6 +43,7 @@ _log = logging.getLogger("mirrored")
 _OPTIONS: Final = converter.ConversionOptions(recursive=True, user_requested=True, optional_features=())
 _OPERATORS: Final[Mapping[str, Any]] = {
     "and_": branches.and_,
+    "asserted": assertions.asserted,
     "changing": changes.changing,
     "converted_call": calls.converted_call,
     "eq": truth.eq,
@@ -191,7 +192,7 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
         node = ChangeTransformer().visit(StatementTransformer().visit(node))
         node = OuterNameTransformer().visit(_LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node)))
         node = NestedConditionalTransformer().visit(api._TRANSPILER.transform_ast(node, ctx))
-        node = KnownValueTransformer().visit(node)
+        node = PythonConditionTransformer().visit(node)
         for one in hidden:
             one.restore(node)
         return node
