@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
+import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 import pytest
 
 import mirrored as mr
+import mirrored.tf as tf
 from mirrored.integrations.keras.variables import as_keras
 from mirrored.tape.forward_accumulator import ForwardAccumulator
 
@@ -47,3 +52,66 @@ def test_a_direction_of_either() -> None:
         with ForwardAccumulator(primal, jnp.array(1.0)) as accumulator:
             y = variable * variable
         assert float(accumulator.jvp(y)) == 6.0
+
+
+def _in_a_branch(kernel: Any, x: Any) -> Any:
+    return jnp.sum(tf.cond(x[0] > 0, lambda: x * kernel, lambda: x) ** 2)
+
+
+def _before_and_in_a_branch(kernel: Any, x: Any) -> Any:
+    y = x * kernel
+    if y[0] > 0:
+        y = y * kernel.value
+    return jnp.sum(y**2)
+
+
+def _in_a_loop(kernel: Any, x: Any) -> Any:
+    for _ in range(3):
+        x = x * kernel
+        if x[0] > 100:
+            break
+    return jnp.sum(x**2)
+
+
+@pytest.mark.parametrize("strategy", [False, True])
+@pytest.mark.parametrize("loss", [_in_a_branch, _before_and_in_a_branch, _in_a_loop])
+def test_gradients_of_a_weight_that_a_branch_reads(loss: Any, strategy: bool) -> None:
+    with mr.MirroredStrategy(jax.devices()[:2]).scope() if strategy else contextlib.nullcontext():
+        layer = keras.layers.Layer()
+        kernel = layer.add_weight(shape=(2,), initializer="ones", name="kernel")
+
+    def step(x: Any) -> Any:
+        with mr.GradientTape() as tape:
+            y = loss(kernel, x)
+        [watched] = tape.watched_variables()
+        assert watched is kernel
+        return tape.gradient(y, kernel)
+
+    x = jnp.array([2.0, 3.0])
+    np.testing.assert_allclose(tf.function(step)(x), step(x), rtol=1e-6)
+
+
+def test_gradients_of_a_weight_that_a_compiled_function_reads() -> None:
+    kernel = keras.layers.Layer().add_weight(shape=(2,), initializer="ones", name="kernel")
+    inner = mr.function(lambda x: jnp.sum((x * kernel) ** 2))
+    with mr.GradientTape() as tape:
+        y = inner(jnp.array([2.0, 3.0]))
+    np.testing.assert_allclose(tape.gradient(y, kernel), [8.0, 18.0])
+    [watched] = tape.watched_variables()
+    assert watched is kernel
+
+
+def test_gradients_of_the_weight_of_a_copied_layer_that_a_branch_reads() -> None:
+    first = keras.layers.Dense(1, use_bias=False)
+    first.build((None, 2))
+    first(jnp.ones((1, 2)))
+    second = copy.deepcopy(first)
+
+    def step(x: Any) -> Any:
+        with mr.GradientTape() as tape:
+            y = tf.cond(x > 0, lambda: second(x * jnp.ones((1, 2))), lambda: x * jnp.ones((1, 1)))
+        return tape.gradient(y, [first.kernel, second.kernel])
+
+    of_first, of_second = tf.function(step)(jnp.array(3.0))
+    assert of_first is None
+    np.testing.assert_allclose(of_second, [[3.0], [3.0]])

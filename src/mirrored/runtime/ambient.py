@@ -239,10 +239,11 @@ class listening(Generic[L]):
 def announce_read(variable: ReadableVariable, value: jax.Array) -> jax.Array:
     """Passes a value read from `variable` through all listeners (such as tapes), and returns the resulting value.
 
-    The outermost listener comes first.
+    The outermost listener comes first. Listeners get the variable of the framework that a `mirrored` variable backs, by
+    which the program asks for gradients: blocks and compiled functions capture the backing variable.
     """
     for listener in ambient().listeners:
-        value = listener.on_read(variable, value)
+        value = listener.on_read(getattr(variable, "announced", variable), value)
     return value
 
 

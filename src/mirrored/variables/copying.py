@@ -64,7 +64,7 @@ class Reference:
 _PLACES: Final = ("strategy", "device_assignment")
 # Attributes that the copy does not take over: the first group describes the stored value, the second the original.
 _OF_THE_VALUE: Final = ("_array", "_lost", "_components", "_shared", "serial")
-_OF_THE_ORIGINAL: Final = ("_withheld", "_keras_view", "number_of_name")
+_OF_THE_ORIGINAL: Final = ("_withheld", "_keras_view", "backs", "number_of_name")
 
 
 def deep_copy(variable: Variable, memo: dict[int, Any]) -> Any:

@@ -107,6 +107,9 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
     """Returns a replica's component for one value that is assigned to all replicas, from the value and the replica's
     number. None: the rule of `aggregation`. Variables whose components must differ, such as seeds, set it."""
 
+    backs: Callable[[], Any] | None = None
+    """A weak reference to the variable of a framework, such as Keras, whose value it stores."""
+
     strategy: Any
     """The strategy that it belongs to; None for a plain variable."""
 
@@ -118,6 +121,12 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
         strategies = ambient().strategies
         distributed = bool(strategies) and strategies[-1].device_assignment is not None
         return super().__new__(DistributedVariable if distributed and cls is Variable else cls)
+
+    @property
+    def announced(self) -> Any:
+        """The object by which gradient tapes identify the variable: that of a framework, if it stores its value."""
+        backed = None if self.backs is None else self.backs()
+        return self if backed is None else backed
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -209,6 +210,9 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
             outside = store is None and here.replica is None and here.runner is None
             value = exact_statistic(self.mirrored) if outside else None
             value = self.mirrored.checked_value() if value is None else value
+        known = self.mirrored.backs
+        if (known is None or known() is not self) and self.announced is self:  # first read, also of a copy of a layer
+            self.mirrored.backs = weakref.ref(self)
         return announce_read(self.announced, value)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
