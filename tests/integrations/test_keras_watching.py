@@ -115,3 +115,36 @@ def test_gradients_of_the_weight_of_a_copied_layer_that_a_branch_reads() -> None
     of_first, of_second = tf.function(step)(jnp.array(3.0))
     assert of_first is None
     np.testing.assert_allclose(of_second, [[3.0], [3.0]])
+
+
+READS = {
+    "operation": lambda weight: lambda x: x * weight,
+    "jitted helper": lambda weight: jax.jit(lambda x: x * weight),
+    "branch": lambda weight: lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: weight * x, lambda: x),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("read", READS)
+def test_a_recomputed_function_reads_the_weight_that_it_has_assigned(read: str, compiled: bool) -> None:
+    """The read returned the old value in eager code, and had a part of the gradient in compiled functions."""
+    with mr.MirroredStrategy(jax.devices()[:1]).scope():
+        weight = keras.layers.Layer().add_weight(shape=(), initializer="ones", name="weight")
+    product = READS[read](weight)
+
+    def block(x: Any) -> Any:
+        before = product(x)
+        weight.assign(weight * 2.0)
+        return before + product(x)
+
+    def step(x: Any) -> Any:
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.recompute_grad(block)(x))
+        return y, tape.gradient(y, [x, weight])
+
+    y, (of_x, of_weight) = (tf.function(step) if compiled else step)(jnp.array([1.0, 2.0]))
+    assert float(y) == 9.0
+    np.testing.assert_allclose(of_x, [3.0, 3.0])
+    assert float(of_weight) == 6.0  # as with a `tf.Variable`: both reads are of the variable
+    assert float(weight.numpy()) == 2.0

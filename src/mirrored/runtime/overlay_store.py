@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -233,17 +233,23 @@ class RecomputingStore(OverlayStore):
             self._isolation.enter_context(caches.fresh())
 
     def on_read(self, variable: object, value: jax.Array) -> Any:
-        if not any(key[0] == id(variable) for key in self._staged):
+        # A framework's variable, such as Keras', is announced in place of the one that stores its value.
+        assigned = next((one for one, _, _ in self._staged.values() if _is_announced_as(one, variable)), None)
+        if assigned is None:
             return value
         with within(store=self._below, listeners=self._outer_listeners):
-            return read_assigned(cast(VariableLike, variable), value, lambda one: one.read_value())
+            return read_assigned(assigned, value, lambda one: one.read_value())
+
+
+def _is_announced_as(assigned: object, announced: object) -> bool:
+    return assigned is announced or getattr(assigned, "announced", assigned) is announced
 
 
 def has_traced_value(variable: object) -> bool:
     """Returns whether the newest value of a variable comes from a function that is being differentiated or traced."""
     store = ambient().store
     while isinstance(store, OverlayStore):
-        if any(key[0] == id(variable) for key in store._staged):
+        if any(_is_announced_as(one, variable) for one, _, _ in store._staged.values()):
             return True
         store = store._below
     return False
