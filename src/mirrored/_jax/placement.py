@@ -135,8 +135,8 @@ _DESCRIBED: Final = {
 #
 # The type of a result of `shard_map` names its mesh, and JAX refuses operations on arrays of different meshes. The body
 # of another run is traced for one device, without a mesh. If the body closes over such a result, its derivative would
-# combine arrays of both types. The cotangents of operands of `shard_map` have a mesh, too, so operands also pass through
-# this identity.
+# combine arrays of both types. The cotangents of operands of `shard_map` have a mesh, too, so operands also pass
+# through this identity.
 #
 # Supports JAX 0.10 to 0.12: the registries of rules for primitives.
 
