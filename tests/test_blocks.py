@@ -311,7 +311,15 @@ def _of_moved_strategies() -> tuple[Any, Any]:
     from mirrored.perf_model import step_cost
 
     strategies = [mr.MirroredStrategy(jax.devices()[:2]), mr.MirroredStrategy(jax.devices()[:1])]
-    return lambda: step_cost._moved(strategies, None), lambda: [one._device_assignment for one in strategies]
+    with strategies[0].scope():
+        variables = [mr.Variable(0.0, synchronization="ON_READ", aggregation="SUM", trainable=False)]
+    elsewhere = mr.MirroredStrategy(jax.devices()[:4]).device_assignment
+
+    def places() -> list[Any]:
+        moved = [(one.device_assignment, one.num_replicas) for one in variables]
+        return [[one._device_assignment for one in strategies], moved]
+
+    return lambda: step_cost._moved(strategies, variables, elsewhere), places
 
 
 def _of_results_of_metrics() -> tuple[Any, Any]:
