@@ -13,6 +13,7 @@ from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
 from mirrored._jax.inlining import as_function
+from mirrored._jax.jaxprs import ClosedJaxpr
 
 # A linear function whose transpose is another function, not the one that JAX derives.
 #
@@ -44,7 +45,7 @@ def linear(
     return list(results)
 
 
-def _applied(*arrays: Any, call_jaxpr: Any, **_: Any) -> list[Any]:
+def _applied(*arrays: jax.Array, call_jaxpr: ClosedJaxpr, **_: object) -> list[Any]:
     return as_function(call_jaxpr)(*arrays)
 
 
@@ -53,23 +54,23 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
     return _primitive.bind(*primals, **params), _primitive.bind(*moved, **params)
 
 
-def _transposed(cotangents: Sequence[Any], *_: Any, transpose: ArrayFunction, **__: Any) -> Sequence[Any]:
+def _transposed(cotangents: Sequence[Any], *_: object, transpose: ArrayFunction, **__: object) -> Sequence[Any]:
     return transpose(*[_ad.instantiate_zeros(cotangent) for cotangent in cotangents])
 
 
 def _batched(
-    arrays: Sequence[Any],
-    dims: Sequence[Any],
+    arrays: Sequence[jax.Array],
+    dims: Sequence[int | None],
     *,
     function: ArrayFunction,
     transpose: ArrayFunction,
     batch_axes: tuple[int, int],
-    **_: Any,
+    **_: object,
 ) -> tuple[list[Any], list[int]]:
     size = next(array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None)
     place, place_of_results = batch_axes
 
-    def moved(array: Any, dim: int | None) -> Any:
+    def moved(array: jax.Array, dim: int | None) -> jax.Array:
         if dim is not None:
             return jnp.moveaxis(array, dim, place)
         return jnp.broadcast_to(jnp.expand_dims(array, place), (*array.shape[:place], size, *array.shape[place:]))

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mirrored._jax.arrays import as_array, has_host_dtype
+from mirrored._typing import Leaf
 from mirrored.errors import ArgumentError, ArgumentTypeError
 from mirrored.runtime.hooks import shape_error
 from mirrored.values.attributes import has_attribute
@@ -50,7 +51,7 @@ def wrong_arguments_error(called: str, found: str, spelled: str) -> ArgumentErro
     )
 
 
-def as_operand(called: str, value: Any) -> jax.Array:
+def as_operand(called: str, value: Leaf) -> jax.Array:
     """Converts a leaf of the values that a method combines to an array; raises an error for other objects.
 
     A list counts as another object here: as a leaf it is an object of a subclass, whose items JAX would stack.
