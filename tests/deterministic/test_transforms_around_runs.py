@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -219,6 +221,6 @@ def test_the_gradient_is_that_of_plain_jax(devices, deterministic):
         return sum(jnp.sin(total * w) + x[0] * w for x in blocks)
 
     strategy, batch = strategy_on(devices, deterministic=deterministic)
-    for source in ("argument", "closed over"):
-        found = mr.function(lambda w: gradient(summed(all_reduced, source)(strategy, batch), w))(WEIGHT)  # noqa: B023
+    for source, compiled in itertools.product(("argument", "closed over"), (mr.function, jax.jit)):
+        found = compiled(lambda w: gradient(summed(all_reduced, source)(strategy, batch), w))(WEIGHT)  # noqa: B023
         np.testing.assert_allclose(found, gradient(plain, WEIGHT), rtol=1e-4, atol=1e-4)

@@ -51,6 +51,11 @@ def test_no_gradient_flows_from_a_padded_slot_to_the_row_that_it_repeats(is_real
     assert jax.grad(total)(jnp.ones(3)).tolist() == gradient
 
 
+def test_no_gradient_flows_from_a_stacked_padded_slot_to_the_row_that_it_repeats():
+    total = lambda rows: jnp.sum(Slots(3, 8).stacked(rows))  # noqa: E731
+    assert jax.grad(total)(jnp.ones(8)).tolist() == [1] * 8
+
+
 def test_typed_keys_have_rows_too():
     keys = jax.random.split(jax.random.key(0), 5)
     slots = Slots(2, 5)

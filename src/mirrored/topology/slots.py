@@ -87,13 +87,19 @@ class Slots:
         return several.concatenate([head, _joined(tail)])
 
     def stacked(self, rows: Any) -> Any:
-        """Converts an array with one row per replica to one row per slot; an empty slot repeats the previous row."""
+        """Converts an array with one row per replica to one row per slot; an empty slot repeats the previous row.
+
+        Gradients do not flow from an empty slot to the row that it repeats: a reduction drops the slot's row, but its
+        derivative may give all rows of a device the same cotangent.
+        """
         if not self.padded:
             return rows
         several = np if isinstance(rows, np.ndarray) else jnp
         head, tail = rows[: self.full * self.local], rows[self.full * self.local :]
         tail = tail.reshape(self.padded, self.local - 1, *tail.shape[1:])
-        tail = several.concatenate([tail, tail[:, -1:]], axis=1)
+        repeated = tail[:, -1:]
+        repeated = repeated if several is np else jax.lax.stop_gradient(repeated)
+        tail = several.concatenate([tail, repeated], axis=1)
         return several.concatenate([head, _joined(tail)])
 
     def replica_at(self, device: int | jax.Array, local: int) -> Any:
