@@ -534,6 +534,24 @@ def test_jax_settings_reach_every_replica(way):
     assert set(seen) == {("highest", True, True)}
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_collectives_in_a_block_with_64_bits(devices, compiled, deterministic):
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=3, deterministic=deterministic)
+
+    def replica():
+        with jax.enable_x64(True):
+            wide = jnp.ones(2, jnp.float64) * (1 + 1e-12)
+            context = mr.get_replica_context()
+            return context.all_reduce("SUM", wide), context.all_gather(wide, axis=0)
+
+    run = lambda: strategy.run(replica)  # noqa: E731
+    for result, number in zip((mr.function(run) if compiled else run)(), (3, 1), strict=True):
+        for local in strategy.experimental_local_results(result):
+            np.testing.assert_allclose(np.asarray(local), number * (1 + 1e-12), rtol=1e-15)
+
+
 @pytest.mark.ways(modes=("folded",), replicas=(2,))
 def test_the_default_device_reaches_folded_replicas(way):
     seen = []

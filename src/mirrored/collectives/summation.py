@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrored._jax.array_types import keeping_width
 from mirrored._jax.rounding import rounded_to
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.topology.slots import Slots
@@ -279,9 +280,14 @@ def isolate(function: Callable[[Any], list[Any]], operands: Sequence[Any]) -> li
     results = jax.eval_shape(function, list(operands))
 
     def never_taken(_: object) -> list[Any]:
-        return [jnp.zeros(result.shape, result.dtype) for result in results]
+        return [_zeros(result) for result in results]
 
     return _in_own_branch(never_taken, function, list(operands))
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+    with keeping_width(like.dtype.name):  # arrays of 64 bits that a `with jax.enable_x64(True)` block has made
+        return jnp.zeros(like.shape, like.dtype)
 
 
 @jax.custom_vjp
