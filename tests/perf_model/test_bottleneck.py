@@ -57,8 +57,10 @@ FAST, SLOW = Network(1e13, 1e-9), Network(1e6, 1e-3)
             30,
             "input-bound",
             r"^dispatch 3%, input 97% \(overlapped: compute 32%, exchange 3%\); .*"
-            r"next batch comes after 30 ms\. Input that is 2\.7 times faster",
+            r"the next batch 30 ms\. Input that is 3\.0 times faster",
         ),
+        (10, 1, 1, 8, 9, "input-bound", r"the next batch 9 ms\. Input that is 3\.0 times faster"),
+        (5, 1, 1, 8, 9, "input-bound", r"the next batch 9 ms\. Prefetched input would be hidden"),
     ],
 )
 def test_bottlenecks_are_named_and_explained(compute, fixed, exchange, dispatch, reading, word, told):

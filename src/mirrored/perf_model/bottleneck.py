@@ -61,7 +61,7 @@ def bottleneck(prediction: Prediction) -> str:
         exchange takes longer than the computation; ``"too small a batch"`` if most of a replica's work does not depend
         on the batch; else ``"compute-bound"``, the desired state.
     """
-    if prediction.host_seconds > prediction.device_seconds:
+    if prediction.step_seconds <= prediction.host_seconds:  # the devices wait for Python
         return INPUT if prediction.input_seconds > prediction.dispatch_seconds else DISPATCH
     if prediction.exchange_seconds > prediction.compute_seconds:
         return COMMUNICATION
@@ -110,11 +110,12 @@ def _reason(plan: ScalingPlan, prediction: Prediction) -> str:
     found = bottleneck(prediction)
     examples = f"{prediction.share} example{'s' * (prediction.share != 1)}"
     if found == INPUT:
-        wanted = prediction.input_seconds / max(prediction.device_seconds, 1e-12)
+        hidden = prediction.device_seconds - (0 if prediction.shared else prediction.dispatch_seconds)
+        faster = f"Input that is {prediction.input_seconds / hidden:.1f} times faster, or prefetched," if hidden > 0 else ""
         return (
-            f"the device finishes {_ms(prediction.device_seconds)} after a step begins, but the next batch comes "
-            f"after {_ms(prediction.input_seconds)}. Input that is {wanted:.1f} times faster, or prefetched, would be "
-            "hidden."
+            f"the device finishes {_ms(prediction.device_seconds)} after a step begins, but Python needs "
+            f"{_ms(prediction.dispatch_seconds)} to start the step, and the next batch {_ms(prediction.input_seconds)}. "
+            f"{faster or 'Prefetched input'} would be hidden."
         )
     if found == DISPATCH:
         return (
