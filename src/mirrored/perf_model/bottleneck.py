@@ -111,11 +111,13 @@ def _reason(plan: ScalingPlan, prediction: Prediction) -> str:
     examples = f"{prediction.share} example{'s' * (prediction.share != 1)}"
     if found == INPUT:
         hidden = prediction.device_seconds - (0 if prediction.shared else prediction.dispatch_seconds)
-        faster = f"Input that is {prediction.input_seconds / hidden:.1f} times faster, or prefetched," if hidden > 0 else ""
+        remedy = "Prefetched input"
+        if hidden > 0:
+            remedy = f"Input that is {prediction.input_seconds / hidden:.1f} times faster, or prefetched,"
         return (
             f"the device finishes {_ms(prediction.device_seconds)} after a step begins, but Python needs "
-            f"{_ms(prediction.dispatch_seconds)} to start the step, and the next batch {_ms(prediction.input_seconds)}. "
-            f"{faster or 'Prefetched input'} would be hidden."
+            f"{_ms(prediction.dispatch_seconds)} to start the step, and the next batch "
+            f"{_ms(prediction.input_seconds)}. {remedy} would be hidden."
         )
     if found == DISPATCH:
         return (

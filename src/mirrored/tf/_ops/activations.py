@@ -12,7 +12,7 @@ from mirrored.tf._ops.convolution import channels_first
 from mirrored.tf._ops.indexing import gather
 from mirrored.tf._ops.linalg import clip_by_norm
 from mirrored.tf._ops.math import squared_difference, squared_magnitude
-from mirrored.tf._ops.ordering import of_reals, refuse_complex
+from mirrored.tf._ops.real_numbers import of_reals, refuse_complex
 from mirrored.tf._ops.reductions import check_axes
 from mirrored.tf._table import Axes, Common, Int, op, rows
 from mirrored.tf._tensors import as_tensor
@@ -39,15 +39,15 @@ rows(
         "nn.crelu": ("features axis=-1", of_reals(_crelu)),
         "nn.elu": ("features", of_reals(jax.nn.elu)),
         "nn.gelu": ("features approximate=False", jax.nn.gelu),
-        "nn.log_softmax math.log_softmax": ("logits axis=None", _log_softmax),
+        "nn.log_softmax math.log_softmax": ("logits axis=None", of_reals(_log_softmax)),
         "nn.relu": ("features", of_reals(jax.nn.relu)),
         "nn.relu6": ("features", of_reals(_relu6)),
         "nn.selu": ("features", of_reals(kinks.selu)),
-        "nn.softmax math.softmax": ("logits axis=None", _softmax),
-        "nn.softplus math.softplus": ("features", jax.nn.softplus),
-        "nn.softsign math.softsign": ("features", jax.nn.soft_sign),
+        "nn.softmax math.softmax": ("logits axis=None", of_reals(_softmax)),
+        "nn.softplus math.softplus": ("features", of_reals(jax.nn.softplus)),
+        "nn.softsign math.softsign": ("features", of_reals(jax.nn.soft_sign)),
         "nn.sigmoid math.sigmoid sigmoid": ("x", jax.nn.sigmoid),
-        "math.log_sigmoid": ("x", jax.nn.log_sigmoid),
+        "math.log_sigmoid": ("x", of_reals(jax.nn.log_sigmoid)),
     },
     elementwise=True,
 )
@@ -173,6 +173,7 @@ def local_response_normalization(
 
     Computes ``x / (bias + alpha * sum of squares) ** beta``.
     """
+    refuse_complex(input)
     padded = jnp.pad(jnp.square(input), [(0, 0)] * (input.ndim - 1) + [(depth_radius, depth_radius)])
     channels = input.shape[-1]
     window = sum(padded[..., i : i + channels] for i in range(2 * depth_radius + 1))

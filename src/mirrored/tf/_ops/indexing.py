@@ -14,7 +14,7 @@ from mirrored._jax.traces import NotConstant, Tracer, current_trace, evaluate, i
 from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
-from mirrored.tf._ops.ordering import refuse_complex
+from mirrored.tf._ops.real_numbers import refuse_complex
 from mirrored.tf._static import static_ints
 from mirrored.tf._table import Int, Ints, op, reported, tensors
 from mirrored.tf._tensors import as_tensor, without_cutting

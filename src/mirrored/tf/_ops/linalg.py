@@ -15,7 +15,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops import kinks
 from mirrored.tf._ops.math import saturate_cast, squared_magnitude
-from mirrored.tf._ops.ordering import refuse_complex
+from mirrored.tf._ops.real_numbers import refuse_complex
 from mirrored.tf._table import Axes, Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor
 

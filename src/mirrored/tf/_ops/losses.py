@@ -14,6 +14,7 @@ import optax
 from mirrored._typing import Operand
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.indexing import require_indices
+from mirrored.tf._ops.real_numbers import refuse_complex
 from mirrored.tf._table import Common, Int, op
 from mirrored.values.sparse_rows import without_wrapping
 
@@ -26,6 +27,7 @@ def softmax_cross_entropy_with_logits(labels: Common, logits: Common, axis: Int 
     TensorFlow's, which assume it: ``softmax(logits) - labels`` with respect to the logits, and
     ``-log_softmax(logits)`` with respect to the labels.
     """
+    refuse_complex(labels, logits)
     precise = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     return _in_dtype_of(logits, _softmax_cross_entropy(labels.astype(precise.dtype), precise, axis))
 
@@ -70,6 +72,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: jax.Array, logits: jax.Arra
         InvalidArgumentError: The shapes of labels and logits do not match, or an index is out of range, in eager code
             on a CPU.
     """
+    refuse_complex(labels, logits)
     if labels.shape != logits.shape[:-1]:
         raise InvalidArgumentError.of(
             "tf.nn.sparse_softmax_cross_entropy_with_logits",
@@ -104,6 +107,7 @@ def sigmoid_cross_entropy_with_logits(labels: Common, logits: Common) -> jax.Arr
     Raises:
         InvalidArgumentError: Labels and logits have different shapes.
     """
+    refuse_complex(labels, logits)
     _check_shapes("tf.nn.sigmoid_cross_entropy_with_logits", "labels", labels, "logits", logits)
     return optax.sigmoid_binary_cross_entropy(logits, labels)  # type: ignore[no-any-return]
 
@@ -118,6 +122,7 @@ def weighted_cross_entropy_with_logits(labels: Common, logits: Common, pos_weigh
         InvalidArgumentError: Labels and logits have different shapes.
     """
     _check_shapes("tf.nn.weighted_cross_entropy_with_logits", "labels", labels, "logits", logits)
+    refuse_complex(labels, logits)
     return (1 - labels) * logits + (1 + (pos_weight - 1) * labels) * jax.nn.softplus(-logits)  # type: ignore[no-any-return]
 
 

@@ -20,7 +20,7 @@ from mirrored.tf._dtypes import array_dtype, as_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._narrowed import requested_as
 from mirrored.tf._ops import kinks
-from mirrored.tf._ops.ordering import of_reals
+from mirrored.tf._ops.real_numbers import of_reals, refuse_complex
 from mirrored.tf._table import Common, op, reported, rows, tensors
 from mirrored.tf._tensors import as_tensor, operands
 from mirrored.values.index_checks import values_now
@@ -139,8 +139,8 @@ rows(
         "math.pow pow": ("x y", _power),
         "math.real": ("input", jnp.real),
         "math.reciprocal": ("x", jnp.reciprocal),
-        "math.rint": ("x", jnp.rint),
-        "math.round round": ("x", jnp.round),
+        "math.rint": ("x", of_reals(jnp.rint)),
+        "math.round round": ("x", of_reals(jnp.round)),
         "math.rsqrt": ("x", lax.rsqrt),
         "math.scalar_mul scalar_mul": ("scalar x", jnp.multiply),
         "math.sign sign": ("x", kinks.sign),
@@ -351,6 +351,7 @@ def invert_permutation(x: jax.Array) -> jax.Array:
 @op("math.is_non_decreasing")
 def is_non_decreasing(x: jax.Array) -> jax.Array:
     """Returns whether each element of a tensor is at least as large as the element before it."""
+    refuse_complex(x)
     flat = x.reshape(-1)
     return jnp.all(flat[1:] >= flat[:-1])
 
@@ -358,5 +359,6 @@ def is_non_decreasing(x: jax.Array) -> jax.Array:
 @op("math.is_strictly_increasing")
 def is_strictly_increasing(x: jax.Array) -> jax.Array:
     """Returns whether each element of a tensor is greater than the element before it."""
+    refuse_complex(x)
     flat = x.reshape(-1)
     return jnp.all(flat[1:] > flat[:-1])

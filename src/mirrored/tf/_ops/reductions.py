@@ -18,7 +18,7 @@ from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.indexing import require_indices, require_prefix
-from mirrored.tf._ops.ordering import refuse_complex
+from mirrored.tf._ops.real_numbers import of_reals, refuse_complex
 from mirrored.tf._table import Axes, Int, op, rows
 from mirrored.tf._tensors import as_tensor
 from mirrored.values.index_checks import values_now
@@ -113,7 +113,7 @@ rows(
         "math.reduce_all reduce_all": (_REDUCED, jnp.all),
         "math.reduce_any reduce_any": (_REDUCED, jnp.any),
         "math.reduce_euclidean_norm": (_OWN, _norm),
-        "math.reduce_logsumexp reduce_logsumexp": (_REDUCED, jax.nn.logsumexp),
+        "math.reduce_logsumexp reduce_logsumexp": (_REDUCED, of_reals(jax.nn.logsumexp)),
         "math.reduce_max reduce_max": (_OWN, _max),
         "math.reduce_mean reduce_mean": (_OWN, _mean),
         "math.reduce_min reduce_min": (_OWN, _min),
@@ -179,6 +179,7 @@ def cumprod(x: jax.Array, axis: Int = 0, exclusive: bool = False, reverse: bool 
 @op("math.cumulative_logsumexp")
 def cumulative_logsumexp(x: jax.Array, axis: Int = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
     """Computes the cumulative log-sum-exp of a tensor along `axis`."""
+    refuse_complex(x)
     return _scan(x, axis, exclusive, reverse, lax.cumlogsumexp, -jnp.inf)
 
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.indexing import require_indices, require_prefix
-from mirrored.tf._ops.ordering import of_reals
+from mirrored.tf._ops.real_numbers import of_reals
 from mirrored.tf._static import static_int
 from mirrored.tf._table import op
 from mirrored.values.index_checks import values_now

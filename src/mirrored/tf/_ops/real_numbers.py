@@ -1,4 +1,4 @@
-"""Checks that operations which compare numbers get no complex ones."""
+"""Checks that operations which TensorFlow defines for real numbers only get no complex ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def refuse_complex(*operands: object) -> None:
-    """Raises TypeError if an operand is complex: JAX orders by the real part, then the imaginary; TensorFlow refuses.
+    """Raises TypeError if an operand is complex: TensorFlow refuses it, JAX compares the real parts, then the others.
 
     The operation that calls it converts the error to an `InvalidArgumentError`, which names the operation.
     """
     for one in operands:
         if isinstance(one, complex) or getattr(getattr(one, "dtype", None), "kind", "") == "c":
-            raise TypeError("complex numbers have no order; pass their tf.abs, tf.math.real or tf.math.imag")
+            raise TypeError("it is defined for real numbers only; pass tf.abs, tf.math.real or tf.math.imag of them")
 
 
 def of_reals(function: Callable[..., Any]) -> Callable[..., Any]:
