@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import queue
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 from grain import experimental
 
+import mirrored as mr
 from data.readings import assert_resumes_everywhere, read
 from mirrored.data import ArraySpec, Dataset, feed
 from mirrored.data.engine import PRIVATE_NAMES
@@ -119,6 +122,89 @@ def test_a_closed_reading_says_so() -> None:
     reading.close()
     with pytest.raises(InputError, match=r"after close\(\)"):
         next(reading)
+
+
+PIPELINES: dict[str, Callable[[Callable[[Any], Any]], Dataset]] = {
+    "map": lambda f: Dataset.range(12).map(f),
+    "batch": lambda f: Dataset.range(12).map(f).batch(2),
+    "prefetch": lambda f: Dataset.range(12).map(f).prefetch(2),
+    "threads": lambda f: Dataset.range(12).map(f, num_parallel_calls=2),
+    "generator": lambda f: Dataset.from_generator(lambda: map(np.int64, range(12))).map(f).batch(2),
+    "shuffle": lambda f: Dataset.range(12).shuffle(5, seed=1).map(f).batch(2).prefetch(1),
+    "interleave": lambda f: Dataset.range(3).interleave(lambda i: Dataset.range(4).map(lambda j: f(4 * i + j))),
+    "cache": lambda f: Dataset.range(12).map(f).cache().repeat(2),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("bad", [0, 5, 11])
+@pytest.mark.parametrize("after", ["error", "close"])
+def test_the_position_after_an_error_or_close_is_that_after_the_last_element(name: str, bad: int, after: str) -> None:
+    failing = {bad} if after == "error" else set[int]()
+
+    def function(x: Any) -> Any:
+        if int(x) in failing:
+            raise RuntimeError("for now")
+        return x
+
+    dataset = PIPELINES[name](function)
+    iterator = iter(dataset)
+    read: list[Any] = []
+    if after == "error":
+        with pytest.raises(RuntimeError, match="for now"):
+            read.extend(np.asarray(element).tolist() for element in iterator)
+    else:
+        read += [np.asarray(next(iterator)).tolist() for _ in range(bad // 2)]
+        iterator.close()
+    failing.clear()
+    states = [json.loads(json.dumps(iterator.get_state())) for _ in range(2)]
+    assert states[0] == states[1]
+    with pytest.raises(InputError, match=r"after close\(\)"):
+        next(iterator)
+    following = iter(dataset)
+    following.set_state(states[0])
+    read += [np.asarray(element).tolist() for element in following]
+    expected = iter(dataset)
+    expected.set_state({**states[0], "position": None, "count": 0})
+    assert read == [np.asarray(element).tolist() for element in expected]
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_an_iterator_that_is_collected_in_its_own_thread_closes_its_source(
+    distributed: bool, prefetched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cyclic garbage collector runs in whatever thread allocates, also in the one that reads ahead."""
+    collects, is_closed, errors = threading.Event(), threading.Event(), list[Any]()
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+
+    def elements() -> Iterator[Any]:
+        try:
+            for number in itertools.count():
+                time.sleep(0.005)
+                if collects.is_set():
+                    gc.collect()
+                yield np.float32(number)
+        finally:
+            is_closed.set()
+
+    dataset = Dataset.from_generator(elements).batch(2)
+    dataset = dataset.prefetch(2) if prefetched or not distributed else dataset
+    holder: Any = types.SimpleNamespace()
+    holder.iterator = iter(mr.MirroredStrategy().experimental_distribute_dataset(dataset) if distributed else dataset)
+    holder.cycle = holder
+    next(holder.iterator)
+    gc.disable()
+    try:
+        del holder
+        collects.set()
+        deadline = time.monotonic() + 10
+        while not is_closed.wait(0.2) and time.monotonic() < deadline:
+            gc.collect()  # between two elements the thread may hold the iterator itself
+    finally:
+        gc.enable()
+    assert is_closed.is_set()
+    assert not errors
 
 
 def test_an_empty_dataset_ends_at_once() -> None:

@@ -166,12 +166,14 @@ class _Caught(_Wrapper):
 
     Attributes:
         is_left: Whether the thread that reads closes the other iterator, because `close` no longer waits for it.
+        is_reading: Whether the other iterator computes an element.
     """
 
-    is_left = False
+    is_left = is_reading = False
 
     def __next__(self) -> Any:
         self._settings.adopt()
+        self.is_reading = True
         try:
             return next(self._reading)
         except StopIteration:
@@ -179,6 +181,7 @@ class _Caught(_Wrapper):
         except BaseException as error:
             return _Raised(error)
         finally:
+            self.is_reading = False
             if self.is_left:
                 self._reading.close()
 
@@ -202,6 +205,9 @@ class _Raising(_Wrapper):
     def __init__(self, reading: Cursor, settings: Settings, caught: _Caught) -> None:
         super().__init__(reading, settings)
         self._caught = caught
+        # Grain's `__del__` calls `close`, too, and waits for the thread. In a reference cycle it may come first, and
+        # even in that thread.
+        vars(reading)["close"] = lambda: None
 
     def __next__(self) -> Any:
         self._settings.reader = threading.get_ident()
@@ -227,7 +233,7 @@ class _Raising(_Wrapper):
         try:
             self._stop()
         finally:
-            self._reading.close()
+            type(self._reading).close(self._reading)
 
     def _stop(self) -> None:
         thread = self._started_thread()
@@ -236,6 +242,9 @@ class _Raising(_Wrapper):
         grain_iterator: Any = self._reading
         grain_iterator._prefetch_should_stop.set()
         grain_iterator._clear_buffer()
+        if thread is threading.current_thread():  # the garbage collector has found the iterator in this thread
+            self._caught.is_left, grain_iterator._prefetch_thread = self._caught.is_reading, None
+            return
         try:
             thread.join(feed.JOIN_SECONDS)
             if thread.is_alive():

@@ -362,8 +362,10 @@ class Feed:
         _signal(self._arrived)  # a thread that waits in `next`
         worker = self._worker
         # An input thread that begins later finds that the feed is stopped.
-        runs = worker is not None and worker.is_alive() and worker is not threading.current_thread()
-        if worker is not None and runs and not sys.is_finalizing():
+        if worker is threading.current_thread():  # the garbage collector has found the iterator in this thread
+            if self._is_first("end"):
+                return
+        elif worker is not None and worker.is_alive() and not sys.is_finalizing():
             worker.join(JOIN_SECONDS)
             if worker.is_alive() and self._is_first("end"):
                 log.warning(

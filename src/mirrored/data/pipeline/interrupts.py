@@ -113,7 +113,8 @@ class RestartingCursor:
         self._place = count
 
     def close(self) -> None:
-        """Closes the pipeline."""
+        """Closes the pipeline; `get_state` opens it again."""
+        self._place = None
         self._reading.close()
 
 

@@ -83,6 +83,7 @@ class DatasetIterator(IteratedAsPython):
         self._continues, self._keys = False, KEYS
         self._outline = outline(node)
         self._reading: RestartingCursor | None = None
+        self._released: RestartingCursor | None = None  # the one before; it still knows its position
         self._end: Any = None
         self._closed = self._waits = False
         self._count = 0
@@ -178,6 +179,7 @@ class DatasetIterator(IteratedAsPython):
     def get_state(self) -> dict[str, Any]:
         """Returns the read position and the shuffle seeds, as data that a checkpoint can save.
 
+        After `close` and after an error, this is the position after the last element that was returned.
         If another thread reads an element, it waits for that element, which then precedes the position.
 
         Raises:
@@ -197,8 +199,21 @@ class DatasetIterator(IteratedAsPython):
                 "count": self._count,
                 "cardinality": self._cardinality,
                 "epochs": self._lengths,
-                "position": self._cursor().get_state(self._count) if self._end is None else position_of(self._end),
+                "position": self._position(),
             }
+
+    def _position(self) -> Any:
+        if self._end is not None:
+            return position_of(self._end)
+        if not self._closed:
+            return self._cursor().get_state(self._count)
+        # `close`, or an error that came from within an element, has closed the pipeline. It is opened once more, and
+        # goes on to the last element that the caller has received.
+        reading = self._released or self._opened()
+        try:
+            return reading.get_state(self._count)
+        finally:
+            reading.close()
 
     def restore(self, state: dict[str, Any], again: bool = False) -> bool:
         """Restores a saved read position, or else the start of the saved iteration.
@@ -389,12 +404,15 @@ class DatasetIterator(IteratedAsPython):
                 remedy="create a new one with iter(dataset)",
             )
         if self._reading is None:
-            seeds = dict(zip(self._seeds, self.seeds, strict=True))
-            run = self._run(self._iteration, seeds, self._continues, self._keys, self.draws)
-            open_cursor = functools.partial(self._node.cursor, run)
-            self._reading = RestartingCursor(open_cursor, isinstance(self._node, Prefetched))
+            self._reading = self._opened()
             close_at_exit(self)
         return self._reading
+
+    def _opened(self) -> RestartingCursor:
+        seeds = dict(zip(self._seeds, self.seeds, strict=True))
+        run = self._run(self._iteration, seeds, self._continues, self._keys, self.draws)
+        open_cursor = functools.partial(self._node.cursor, run)
+        return RestartingCursor(open_cursor, isinstance(self._node, Prefetched))
 
     def _run(self, iteration: int, seeds: dict[int, int], continues: bool, keys: int, draws: tuple[int, int]) -> Run:
         return Run((iteration,), (), seeds, continues, keys=keys, draws=draws, places=random_step_ids(self._node))
@@ -402,6 +420,7 @@ class DatasetIterator(IteratedAsPython):
     def _release(self) -> None:
         reading, self._reading = self._reading, None
         if reading is not None:
+            self._released = reading
             reading.close()
 
     def __enter__(self) -> DatasetIterator:
