@@ -1,4 +1,4 @@
-"""Reductions and gathers outside of 64-bit mode keep the values of arrays that were created in it."""
+"""Reductions and gathers of values that compiled functions close over, and of arrays of 64 bits."""
 
 from pathlib import Path
 from typing import Any
@@ -93,3 +93,51 @@ def test_arrays_of_32_bits_are_reduced_in_32_bits() -> None:
     value = strategy.run(lambda: jnp.ones(3))
     assert strategy.reduce("MEAN", value, axis=0).dtype == np.float32
     assert strategy.gather(value, axis=0).dtype == np.float32
+
+
+COMPILED = {
+    "function": mr.function,
+    "jit": jax.jit,
+    "branch": lambda f: mr.function(lambda: jax.lax.cond(jnp.sum(jnp.ones(2)) > 1, f, f)),
+    "loop": lambda f: mr.function(lambda: jax.lax.scan(lambda _, x: (f(), x), f(), jnp.ones(2))[0]),
+}
+CLOSED_OVER = {
+    "reduce": lambda s, value: s.reduce("SUM", value, axis=None),
+    "reduce an axis": lambda s, value: s.reduce("MEAN", value, axis=0),
+    "custom": lambda s, value: s.reduce(lambda rows: rows.max(0), value, axis=None),
+    "gather": lambda s, value: s.gather(value, axis=0),
+    "run": lambda s, value: s.reduce("SUM", s.run(lambda x: 2 * x, args=(value,)), axis=None),
+    "local results": lambda s, value: jnp.stack(s.experimental_local_results(value)),
+}
+
+
+@pytest.mark.parametrize("operation", CLOSED_OVER)
+@pytest.mark.parametrize("compiled", COMPILED)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("devices", [1, 3, 4])
+def test_a_per_replica_value_that_a_compiled_function_closes_over(
+    devices: int, deterministic: bool, compiled: str, operation: str
+) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:devices], num_replicas=4, deterministic=deterministic)
+    rows = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    value = strategy.experimental_distribute_values_from_function(lambda c: rows[c.replica_id_in_sync_group])
+    compute = lambda: CLOSED_OVER[operation](strategy, value)  # noqa: E731
+    expected, found = np.asarray(compute()), np.asarray(COMPILED[compiled](compute)())
+    if deterministic and compiled == "function":
+        assert found.tobytes() == expected.tobytes()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_updates_by_a_per_replica_value_that_a_function_closes_over(deterministic: bool) -> None:
+    strategy = mr.MirroredStrategy(jax.devices()[:2], deterministic=deterministic)
+    with strategy.scope():
+        v = mr.Variable(jnp.zeros(2))
+        summed = mr.Variable(jnp.zeros(2), aggregation=mr.VariableAggregation.SUM)
+        optimizer = mr.optimizers.SGD(1.0)
+        optimizer.build([v])
+    value = strategy.experimental_distribute_values_from_function(lambda c: jnp.ones(2) + c.replica_id_in_sync_group)
+    mr.function(lambda: optimizer.apply_gradients([(value, v)]))()
+    mr.function(lambda: summed.assign(value))()
+    assert (v.numpy().tolist(), summed.numpy().tolist()) == ([-3.0, -3.0], [3.0, 3.0])
+    assert mr.function(lambda: strategy.extended.reduce_to("SUM", value, v))().numpy().tolist() == [3.0, 3.0]

@@ -16,7 +16,7 @@ from mirrored._jax.bit_identical import jit
 from mirrored._jax.boxes import is_live_box
 from mirrored._jax.placement import unplaced
 from mirrored._jax.source_lines import user_lines
-from mirrored._jax.traces import Tracer
+from mirrored._jax.traces import Tracer, current_trace, is_eval_below
 from mirrored.collectives.equal_rows import first_row_of_any_dtype
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_types, log_label, type_of
@@ -152,9 +152,11 @@ def reduce_stacked(
         return [
             on_all_devices(reduced, device_assignment) for reduced in algorithm.reduce_arrays(op, lists, one_device)
         ]
-    if any(isinstance(array, Tracer) for array in arrays):
-        return list(_reduction(algorithm, op, device_assignment, len(arrays), is_traced=True)(*arrays))
     with keeping_width_of(arrays):
+        # JAX refuses the compiler options of a bit-identical program in a trace, so arrays that a traced function
+        # closes over are reduced in its program, too.
+        if any(isinstance(array, Tracer) for array in arrays) or not is_eval_below(current_trace()):
+            return list(_reduction(algorithm, op, device_assignment, len(arrays), is_traced=True)(*arrays))
         return _reduced_now(algorithm, op, arrays, device_assignment)
 
 
@@ -218,8 +220,11 @@ def on_all_devices(array: jax.Array, device_assignment: DeviceAssignment) -> Any
 
 
 def _logged(label: str, device_assignment: DeviceAssignment, compute: Callable[[], Any]) -> Any:
-    """Runs an eager collective; records it in the watchdog's collective log if the devices span several processes."""
-    if not device_assignment.spans_processes:
+    """Runs an eager collective; records it in the watchdog's collective log if the devices span several processes.
+
+    In a trace, it becomes a part of the traced program, whose calls are recorded.
+    """
+    if not device_assignment.spans_processes or not is_eval_below(current_trace()):
         return compute()
     collective_log.arrive(label, user_lines())
     result_array = None
