@@ -11,7 +11,8 @@
   (`eager_runner`), if they are equal (`eager_equality`).
 - `context`, `merge_call`: what a replica can call: collectives and `merge_call`.
 - `reducing`, `inputs`, `extended`, `older_names`: the other methods of a strategy.
-- `checks`: contexts, diverging assignments, `out_specs`, nested meshes, shardings, arrays of a mesh with explicit axes.
+- `declared_results`: results that `out_specs` declares equal on all replicas.
+- `checks`: contexts, diverging assignments, nested meshes, shardings, arrays of a mesh with explicit axes.
 - `argument_checks`: positional arguments, axes, the shapes of gathered arrays.
 """
 

@@ -35,14 +35,12 @@ from mirrored.runtime.variable_store import FunctionStore, created_in_function, 
 from mirrored.strategies import fixed_order_runs
 from mirrored.strategies.body_outputs import BodyOutputs
 from mirrored.strategies.checks import (
-    OutSpecs,
-    as_array,
     merged_differently_error,
-    not_replicated_error,
     refuse_other_meshes,
     warn_of_assignment_per_replica,
     would_differ_error,
 )
+from mirrored.strategies.declared_results import OutSpecs, as_array, not_replicated_error
 from mirrored.strategies.fusing import fuse
 from mirrored.strategies.padding import contain
 from mirrored.strategies.shard_map_call import Binding

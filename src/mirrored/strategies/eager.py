@@ -16,7 +16,7 @@ from mirrored.collectives.host_allgather import host_allgather
 from mirrored.errors import ContextError
 from mirrored.runtime.ambient import ambient, thread, within
 from mirrored.runtime.rollback import with_rollback
-from mirrored.strategies.checks import OutSpecs
+from mirrored.strategies.declared_results import OutSpecs
 from mirrored.strategies.eager_equality import is_number
 from mirrored.strategies.eager_runner import EagerRunner
 from mirrored.values import structures

@@ -32,9 +32,9 @@ from mirrored.runtime.merge import Merge, is_outside, under_transform_error
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.staged_values import StagedAssignment
 from mirrored.runtime.variable_store import ReplicaStore
-from mirrored.strategies.checks import OutSpecs, as_array, checked_components
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.copies import Copies
+from mirrored.strategies.declared_results import OutSpecs, as_array, checked_components
 from mirrored.strategies.eager_equality import bits_of, check_equal_bits, is_number, one_type, shared_by_workers
 from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
@@ -198,7 +198,7 @@ class EagerRunner(ReplicaRunner):
         if not isinstance(first, _DATA) or isinstance(first, (bool, int, float, complex)):
             return as_array(components[0])
         if _is_recorded(components[0]):
-            return components[0]
+            return components[0] if self._spans else on_all_devices(components[0], self.device_assignment)
         return self.whole([jnp.asarray(payload_of(component)) for component in components])
 
     def commit(self) -> None:

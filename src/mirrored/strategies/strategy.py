@@ -19,7 +19,6 @@ from mirrored.runtime.entry_point import entry_point, restoring
 from mirrored.strategies import reducing
 from mirrored.strategies.argument_checks import wrong_arguments_error
 from mirrored.strategies.checks import (
-    OutSpecs,
     axis_names_explained,
     check_context,
     explicit_axes_explained,
@@ -28,6 +27,7 @@ from mirrored.strategies.checks import (
 )
 from mirrored.strategies.compiled import run_compiled
 from mirrored.strategies.context import ReplicaContext
+from mirrored.strategies.declared_results import OutSpecs
 from mirrored.strategies.eager import nested_run, run_alone, run_eager, run_inside, run_plainly
 from mirrored.strategies.extended import StrategyExtended
 from mirrored.strategies.inputs import DistributesInput
