@@ -21,7 +21,7 @@ from grain import experimental
 
 import mirrored as mr
 from data.readings import assert_resumes_everywhere, read
-from mirrored.data import ArraySpec, Dataset, feed
+from mirrored.data import ArraySpec, Dataset, engine, feed
 from mirrored.data.engine import PRIVATE_NAMES
 from mirrored.errors import InputError, MissingExtraError, StructureError
 
@@ -405,6 +405,21 @@ def test_a_prefetched_source_that_does_not_return_is_left_to_its_thread(
     assert not is_closed.is_set()
     live.put(3)
     assert is_closed.wait(10), "the thread closes the source"
+
+
+def test_a_lock_that_an_interrupt_has_left_locked_does_not_block_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`with lock:` is not atomic for Python's signal handlers, and Grain's queue takes its mutex in each `get`."""
+    monkeypatch.setattr(feed, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(engine, "_MUTEX_SECONDS", 0.1)
+    source = engine.thread_prefetch(engine.CursorDataset(lambda: iter(Dataset.range(100)), "source"), 2)
+    reading = iter(source)
+    next(reading)
+    raising = reading._cursor
+    stop, mutex = raising._reading._prefetch_should_stop, raising._reading._buffer.mutex
+    assert not any(isinstance(value, type(mutex)) for value in vars(stop).values())
+    assert mutex.acquire(timeout=10)
+    raising.close()
+    mutex.release()  # the thread ends
 
 
 def test_grain_has_the_private_names_by_which_a_prefetch_thread_is_stopped() -> None:

@@ -21,7 +21,8 @@ from mirrored.data.cursors import Cursor
 
 _MAX_THREADS = 16
 _PAST_ELEMENT_SECONDS = 0.05
-PRIVATE_NAMES: Final = ("_prefetch_thread", "_prefetch_should_stop", "_clear_buffer")
+_MUTEX_SECONDS: Final = 1.0
+PRIVATE_NAMES: Final = ("_prefetch_thread", "_prefetch_should_stop", "_buffer", "_clear_buffer")
 """The private names of Grain's prefetch iterator that `_Raising` uses."""
 _QUIET = experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
@@ -190,6 +191,22 @@ class _Caught(_Wrapper):
             self._reading.close()
 
 
+class _Flag:
+    """An event without a lock. An interrupt in `threading.Event.set` can leave the event's lock locked."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
 class _Raising(_Wrapper):
     """An iterator that raises the exceptions in the `_Raised` elements of another iterator.
 
@@ -208,6 +225,7 @@ class _Raising(_Wrapper):
         # Grain's `__del__` calls `close`, too, and waits for the thread. In a reference cycle it may come first, and
         # even in that thread.
         vars(reading)["close"] = lambda: None
+        vars(reading)["_prefetch_should_stop"] = _Flag()
 
     def __next__(self) -> Any:
         self._settings.reader = threading.get_ident()
@@ -241,11 +259,14 @@ class _Raising(_Wrapper):
             return
         grain_iterator: Any = self._reading
         grain_iterator._prefetch_should_stop.set()
-        grain_iterator._clear_buffer()
         if thread is threading.current_thread():  # the garbage collector has found the iterator in this thread
             self._caught.is_left, grain_iterator._prefetch_thread = self._caught.is_reading, None
             return
         try:
+            # An interrupt in `next` can have left the queue's mutex locked. Then the thread cannot end, either.
+            if grain_iterator._buffer.mutex.acquire(timeout=_MUTEX_SECONDS):
+                grain_iterator._buffer.mutex.release()
+                grain_iterator._clear_buffer()
             thread.join(feed.JOIN_SECONDS)
             if thread.is_alive():
                 feed.log.warning(
@@ -254,8 +275,9 @@ class _Raising(_Wrapper):
                     place_of(thread),
                 )
         finally:
+            grain_iterator._prefetch_thread = None  # Grain would wait for the same thread and locks, without a limit
             if thread.is_alive():
-                self._caught.is_left, grain_iterator._prefetch_thread = True, None
+                self._caught.is_left = True
                 thread.join(_PAST_ELEMENT_SECONDS)  # it may have tested `is_left` before
                 self._caught.is_left = thread.is_alive()
 
@@ -271,7 +293,7 @@ class _Raising(_Wrapper):
         if thread is None or thread.ident is not None:
             return thread
         grain_iterator._prefetch_should_stop.set()  # if it begins yet, it reads nothing; the next one has its own event
-        grain_iterator._prefetch_should_stop, grain_iterator._prefetch_thread = threading.Event(), None
+        grain_iterator._prefetch_should_stop, grain_iterator._prefetch_thread = _Flag(), None
         return None
 
 
