@@ -12,7 +12,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.collectives import Median, ReduceOp
-from mirrored.strategies.merge_call import all_reduce_recorded
+from mirrored.strategies.recorded_collectives import all_reduce_recorded
 
 _START = 0.7
 _OPS = ("SUM", "MEAN")
@@ -124,8 +124,10 @@ def test_the_sum_over_workers_of_floats_beside_integers_has_a_gradient(op):
         totals = [components[0] + components[1] for components in lists]
         return [[total / 2 if op is ReduceOp.MEAN else total] * 2 for total in totals]
 
+    assignment = mr.MirroredStrategy(jax.devices()[:2]).device_assignment
+
     def quotient(x):
-        counts, sums = all_reduce_recorded(reduce, op, [[jnp.int32(3)] * 2, [x, 2 * x]])
+        counts, sums = all_reduce_recorded(reduce, op, [[jnp.int32(3)] * 2, [x, 2 * x]], assignment)
         return sums[0] / counts[0]
 
     assert (float(quotient(jnp.float32(2.0))), float(jax.grad(quotient)(jnp.float32(2.0)))) == (1.0, 0.5)

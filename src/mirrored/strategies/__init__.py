@@ -10,6 +10,7 @@
 - `eager`: runs the replica function in Python, one replica after another, and commits what they assigned
   (`eager_runner`), if they are equal (`eager_equality`).
 - `context`, `merge_call`: what a replica can call: collectives and `merge_call`.
+- `recorded_collectives`: collectives of several workers under a tape, in eager code.
 - `reducing`, `inputs`, `extended`, `older_names`: the other methods of a strategy.
 - `declared_results`: results that `out_specs` declares equal on all replicas.
 - `checks`: contexts, diverging assignments, nested meshes, shardings, arrays of a mesh with explicit axes.

@@ -36,7 +36,7 @@ from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.copies import Copies
 from mirrored.strategies.declared_results import OutSpecs, as_array, checked_components
 from mirrored.strategies.eager_equality import bits_of, check_equal_bits, is_number, one_type, shared_by_workers
-from mirrored.strategies.merge_call import all_reduce_recorded, gather_recorded
+from mirrored.strategies.recorded_collectives import all_reduce_recorded, gather_recorded
 from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
@@ -142,7 +142,6 @@ class EagerRunner(ReplicaRunner):
             return call
 
         replicas = range(self.num_local)
-        is_outermost = ambient().runner is None
         outer = self._lockstep, self._uneven
         self._lockstep = LockStep("Strategy.run")
         self._uneven = any(_is_uneven(leaf) for leaf in structures.flatten((tuple(args), kwargs))[0])
@@ -152,7 +151,7 @@ class EagerRunner(ReplicaRunner):
                 contexts = [here.fork(replica=ReplicaContext(self.strategy, ids[local], local)) for local in replicas]
                 results = self._lockstep.run([body(replica) for replica in replicas], contexts)
             # A run in a merge may return tracers: those of a replica's tape, which records the merge as one operation.
-            if is_outermost and len(self.device_assignment.devices) > 1:
+            if ambient().runner is None and len(self.device_assignment.devices) > 1:
                 _refuse_differentiated(results)
             if specs is not None and specs.is_given:
                 return self._declared(results, specs)
@@ -247,7 +246,7 @@ class EagerRunner(ReplicaRunner):
         algorithm = self.strategy.cross_device_ops
         if _has_recorded(arrays):
             if self._spans:
-                return [parts[0] for parts in all_reduce_recorded(self._reduce_eager, op, arrays)]
+                return [parts[0] for parts in self._reduce_eager(op, arrays)]
             # A tape outside `run` records the reduction as ordinary operations, so it runs on one device.
             near = [[self._near(component) for component in components] for components in arrays]
             reduced = algorithm.reduce_arrays(op, near, Group(axis=None, devices=1, local=self.num_local))
@@ -284,15 +283,16 @@ class EagerRunner(ReplicaRunner):
         if not _has_recorded(arrays):
             results = [[whole] * self.num_local for whole in reduce(op, arrays)]
         elif self._spans:
-            results = all_reduce_recorded(self._reduce_eager, op, arrays)
+            results = all_reduce_recorded(self._reduce_eager, op, arrays, self.device_assignment)
         else:
             near = [[self._near(component) for component in components] for components in arrays]
-            alone = Group(axis=None, devices=1, local=self.num_local)
-            results = self.strategy.cross_device_ops.all_reduce(op, near, alone)
+            results = self.strategy.cross_device_ops.all_reduce(op, near, Group(None, devices=1, local=self.num_local))
         return [[self.reduced_component(part, k) for k, part in enumerate(parts)] for parts in results]
 
     def _reduce_eager(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """All-reduces concrete arrays; returns a copy of each result on every local replica's device."""
+        """All-reduces arrays of all workers; returns each result on every local replica's device."""
+        if _has_recorded(arrays):  # another tape or transform differentiates what the first one computes
+            return all_reduce_recorded(self._reduce_eager, op, arrays, self.device_assignment)
         wholes = self.reduce(op, arrays)
         return [[_on_device(whole, self._device_of(k)) for k in range(self.num_local)] for whole in wholes]
 

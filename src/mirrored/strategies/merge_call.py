@@ -1,4 +1,4 @@
-"""Implements `merge_call`, and the collectives that a replica calls inside a JAX transform or under a gradient tape."""
+"""Implements `merge_call`, and the collectives that a replica calls inside a JAX transform."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from mirrored._blocks import contextmanager
-from mirrored._jax.boxes import is_live_box
 from mirrored._jax.local_collectives import register_eager_implementations, replica_gather, replica_sum
 from mirrored._jax.trees import Structure
 from mirrored.collectives.algorithm import checked
@@ -27,9 +25,7 @@ from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
 from mirrored.runtime.merge import Given, Merge, is_outside, run_merge
 from mirrored.runtime.rollback import with_rollback
 from mirrored.runtime.variable_store import VariableStore
-from mirrored.strategies.reducing import gather_with_sizes
 from mirrored.tape import GradientTape
-from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 
@@ -109,100 +105,6 @@ def _number(local: int) -> int | None:
 
 
 register_eager_implementations(_sums, _gathers, _number)
-
-
-# Collectives over several processes under a tape in eager code, with VJP rules that are collectives as well.
-#
-# JAX cannot differentiate through the computation of other processes. Each collective therefore has its own VJP rule.
-# The forward and the backward pass run on concrete values, in the same order on all workers.
-
-Lists = Sequence[Sequence[Any]]
-
-
-def all_reduce_recorded(
-    reduce: Callable[[Any, Lists], list[list[Any]]], op: ReduceOp, arrays: Lists
-) -> list[list[Any]]:
-    """All-reduces arrays over the replicas of several workers, as one operation that a gradient tape differentiates.
-
-    Their gradient is the all-reduce of the upstream gradients.
-
-    Args:
-        reduce: A function from an operation and concrete components to the results of each local replica.
-        op: The operation.
-        arrays: For each array, its components on this process.
-
-    Raises:
-        TapeError: The reduction is a custom one, or the tape is outside the run.
-    """
-    _check(op, arrays)
-
-    @jax.custom_vjp
-    def run(lists: Any) -> Any:
-        return reduce(op, lists)
-
-    def backward(_: None, cotangents: Lists) -> Any:
-        # The derivative of integers is zero. Their cotangents may be float0 arrays, which cannot be added.
-        results: list[Any] = [[None] * len(components) for components in arrays]
-        places = [i for i, (first, *_) in enumerate(arrays) if jnp.issubdtype(first.dtype, jnp.inexact)]
-        for i, totals in zip(places, reduce(op, [cotangents[i] for i in places]), strict=True):
-            results[i] = totals
-        return (results,)
-
-    run.defvjp(lambda lists: (reduce(op, lists), None), backward)
-    return run([list(components) for components in arrays])  # type: ignore[no-any-return]
-
-
-def gather_recorded(
-    reduce: Callable[[Any, Lists], list[list[Any]]],
-    components: Sequence[Any],
-    axis: int,
-    device_assignment: DeviceAssignment,
-) -> Any:
-    """All-gathers arrays over the replicas of several workers, as one operation that a gradient tape differentiates.
-
-    Each gradient is a slice of the upstream gradients' sum.
-    """
-    _check(ReduceOp.SUM, [components])
-    axis %= jnp.ndim(components[0])
-    local = len(components)
-
-    def forward(parts: Sequence[Any]) -> Any:
-        whole, sizes = gather_with_sizes(parts, axis, device_assignment)
-        return whole.addressable_data(0), sizes
-
-    def backward(sizes: Sequence[int], cotangent: jax.Array) -> Any:
-        zeros = [jnp.zeros_like(cotangent)] * (local - 1)
-        totals = reduce(ReduceOp.SUM, [[cotangent, *zeros]])[0]
-        starts = [sum(sizes[:replica]) for replica in device_assignment.addressable_replicas]
-        ends = [
-            start + sizes[replica]
-            for start, replica in zip(starts, device_assignment.addressable_replicas, strict=True)
-        ]
-        places = zip(totals, starts, ends, strict=True)
-        return ([lax.slice_in_dim(total, start, end, axis=axis) for total, start, end in places],)
-
-    @jax.custom_vjp
-    def run(parts: Any) -> Any:
-        return forward(parts)[0]
-
-    run.defvjp(forward, backward)
-    return run(list(components))
-
-
-def _check(op: ReduceOp, arrays: Lists) -> None:
-    outside = any(is_live_box(component) for components in arrays for component in components)
-    if not outside and op in (ReduceOp.SUM, ReduceOp.MEAN):
-        return
-    raise TapeError(
-        "GradientTape",
-        found="a tape outside run would have to record an eager run with replicas on several workers"
-        if outside
-        else f"a tape would have to differentiate {op!r} over several workers, in eager code",
-        rule="in eager code with several workers, a tape must be opened inside run, and can differentiate only SUM, "
-        "MEAN and gather",
-        remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function, on "
-        "per-replica batches of equal shapes (last_batch='pad' or 'drop'): a step on others runs eagerly",
-    )
 
 
 # `merge_call`: runs a user's function once, on the arguments of all replicas.

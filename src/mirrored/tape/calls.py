@@ -17,6 +17,7 @@ from mirrored._jax.jaxprs import ClosedJaxpr, aval_of, context_key, is_inexact
 from mirrored._jax.traces import Tracer, is_eval_below
 from mirrored._typing import Leaf
 from mirrored.tape import catalogue
+from mirrored.tape.dependencies import finding_dependencies
 from mirrored.tape.no_derivative import Key, closed_over
 from mirrored.tape.operation import Operation, linearize
 from mirrored.tape.record import (
@@ -255,7 +256,7 @@ def _used_by(trace: TapeTrace, function: WrappedFun, values: list[Any]) -> list[
 
     It runs the function again for this purpose only. The results are discarded.
     """
-    with stores_kept(function), trace.noting_uses() as touched:
+    with stores_kept(function), finding_dependencies(), trace.noting_uses() as touched:
         if is_eval_below(trace.parent):
             trace.split_operands(list(function.call_wrapped(*values)))
         else:

@@ -31,6 +31,7 @@ from mirrored.errors import TapeError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.runtime.overlay_store import collecting_assignments
+from mirrored.tape.dependencies import finding_dependencies
 from mirrored.tape.no_derivative import Key
 from mirrored.tape.operation import linearize, linearize_with
 from mirrored.tape.record import Pulled, Record, Runner, no_cotangent
@@ -283,7 +284,8 @@ def _pulled_back(
 
 def _reached(pull: Callable[..., Sequence[Any]], present: Sequence[Any]) -> list[bool]:
     """Returns, for each differentiable operand of a collective, whether the operand receives a cotangent."""
-    program = program_of(pull, [aval_of(cotangent) for cotangent in present])
+    with finding_dependencies():
+        program = program_of(pull, [aval_of(cotangent) for cotangent in present])
     return reached_results(program.jaxpr, range(len(present)))
 
 

@@ -1,0 +1,93 @@
+"""Gradients of collectives in eager replicas: targets that depend on some of them, nested tapes, Jacobians.
+
+Usage: ``tapes.py``; `outcomes` is also called in one process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import mirrored as mr
+
+X = np.arange(32, dtype=np.float32).reshape(8, 4) / 10
+
+
+def collective(kind: str, loss: Any, losses: Any) -> Any:
+    context = mr.get_replica_context()
+    match kind:
+        case "sum" | "mean":
+            return context.all_reduce(kind.upper(), loss)
+        case "gather":
+            return context.all_gather(loss[None], axis=0)
+        case "merge":
+            return context.merge_call(lambda strategy, value: strategy.reduce("SUM", value, axis=None), args=(loss,))
+        case "constant":
+            return context.all_reduce("SUM", jnp.float32(3))
+        case _:
+            return mr.losses.average_loss(losses)
+
+
+def first_order(w: Any, kind: str, target: str, persistent: bool) -> Callable[[Any], Any]:
+    def replica(rows: Any) -> Any:
+        with mr.GradientTape(persistent=persistent) as tape:
+            losses = jnp.sin(rows @ w) ** 2
+            own = jnp.sum(losses)
+            joined = jnp.sum(collective(kind, own, losses))
+            value = {"own": own, "joined": joined, "both": own + joined}[target]
+        found = [tape.gradient(value, w)]
+        if persistent:
+            found += [tape.gradient(own, w), tape.gradient(joined, w)]
+        return sum(mr.get_replica_context().all_reduce("SUM", jnp.zeros(4) if one is None else one) for one in found)
+
+    return replica
+
+
+def nested(w: Any, kind: str, target: str, inner_persistent: bool) -> Callable[[Any], Any]:
+    def replica(rows: Any) -> Any:
+        with mr.GradientTape() as outer:
+            with mr.GradientTape(persistent=inner_persistent) as inner:
+                losses = jnp.sin(rows @ w) ** 2
+                own = jnp.sum(losses)
+                joined = jnp.sum(collective(kind, own, losses))
+                value = {"own": own, "joined": joined, "both": own + joined}[target]
+            norm = jnp.sum(inner.gradient(value, w) ** 2) if kind != "constant" or target != "joined" else own
+        return mr.get_replica_context().all_reduce("SUM", outer.gradient(norm, w))
+
+    return replica
+
+
+def jacobian(w: Any) -> Callable[[Any], Any]:
+    def replica(rows: Any) -> Any:
+        context = mr.get_replica_context()
+        with mr.GradientTape() as tape:
+            y = context.all_reduce("SUM", jnp.sum(jnp.sin(rows * w), 0))
+        return context.all_reduce("SUM", jnp.sum(tape.jacobian(y, w), 0))
+
+    return replica
+
+
+def outcomes(strategy: mr.Strategy) -> dict[str, list[float]]:
+    with strategy.scope():
+        w = mr.Variable(np.ones(4, np.float32), name="w")
+    [batch] = strategy.experimental_distribute_dataset([X])
+    programs = {
+        f"{make.__name__} {kind} {target} {persistent}": make(w, kind, target, persistent)
+        for make in (first_order, nested)
+        for kind in ("sum", "mean", "gather", "merge", "constant", "average")
+        for target in ("own", "joined", "both")
+        for persistent in (False, True)
+    }
+    programs["jacobian"] = jacobian(w)
+    return {
+        name: np.asarray(strategy.experimental_local_results(strategy.run(replica, args=(batch,)))[0]).tolist()
+        for name, replica in programs.items()
+    }
+
+
+if __name__ == "__main__":
+    print("RESULT", json.dumps(outcomes(mr.MultiWorkerMirroredStrategy(deterministic=True))), flush=True)
