@@ -20,6 +20,7 @@ from mirrored.collectives.summation import (
     floating,
     narrow,
     not_constant,
+    quotient,
     tree_sum,
     widen,
     without_padding_gradient,
@@ -132,7 +133,7 @@ class CrossDeviceOps(abc.ABC):
             wide = [[widen(floating(component)) for component in components] for components in lists]
             sums = self._sum(wide, group)
             return [
-                [narrow(total / group.num_replicas, floating(components[0]).dtype) for total in totals]
+                [narrow(quotient(total, group.num_replicas), floating(components[0]).dtype) for total in totals]
                 for totals, components in zip(sums, lists, strict=True)
             ]
         stacks = self.stack_each(lists, group)

@@ -114,6 +114,12 @@ def sum_along(array: jax.Array, axes: int | tuple[int, ...]) -> Any:
     return jnp.sum(array, axes, dtype=array.dtype if jnp.issubdtype(array.dtype, jnp.integer) else None)
 
 
+def quotient(total: jax.Array, count: int) -> Any:
+    """Divides a total by a count; keeps the 64 bits of a total that a block of `jax.enable_x64(True)` has made."""
+    with keeping_width(total.dtype.name):
+        return total / count
+
+
 # Conversions of floats of at most 16 bits for sums and means, which accumulate in float32 and round once.
 
 
@@ -171,7 +177,8 @@ def with_positive_zeros(total: jax.Array) -> Any:
         return lax.complex(with_positive_zeros(lax.real(total)), with_positive_zeros(lax.imag(total)))
     if not jnp.issubdtype(total.dtype, jnp.floating):
         return total
-    zeros = lax.full_like(total, 0)
+    with keeping_width(total.dtype.name):
+        zeros = lax.full_like(total, 0)
     return lax.select(lax.eq(total, zeros), zeros, total)
 
 

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from mirrored._jax import caches
+from mirrored._jax.block_settings import block_settings, call_with_settings
 from mirrored._jax.interrupts import ThreadSettings, adopt_thread_settings, capture_thread_settings
 from mirrored._threads import Claim, place_of, runs_jax_or_debugger, start
 from mirrored.errors import ContextError, MergeError
@@ -85,6 +86,7 @@ class _Replica:
         self.index = index
         self.merge: Merge | None = None
         self.payload: Any = None
+        self.settings = block_settings()  # at the merge; a `with` block in the replica function may change them
         self.merge_result: Any = None
         self.merge_error: Exception | None = None
         self.result: Any = None
@@ -157,7 +159,7 @@ class _Replica:
 
     def wait_at(self, merge: Merge, payload: list[Any]) -> Any:
         """Waits, in the replica's thread, until a collective has run; returns its result or raises its error."""
-        self.merge, self.payload = merge, payload
+        self.merge, self.payload, self.settings = merge, payload, block_settings()
         self._driver_turn.put(None)
         self._replica_turn.get()
         if self._unwinding:
@@ -301,7 +303,9 @@ class LockStep:
             _check_same_merge(self._called, merge, replica.merge, replica.index)
         caches.renew_if_read()  # the driver continues after a replica: helpers that read variables are traced again
         try:
-            merge_results = merge.complete([replica.payload for replica in waiting])
+            payloads = [replica.payload for replica in waiting]
+            settings = [replica.settings for replica in waiting]
+            merge_results = call_with_settings(settings, lambda: merge.complete(payloads))
         except Exception as error:
             for replica in waiting:
                 replica.merge_error = error
