@@ -119,6 +119,29 @@ def test_arrays_of_64_bits_that_are_reduced_after_the_block(op, compiled, determ
         np.testing.assert_allclose(np.asarray(result), right, rtol=1e-13)
 
 
+@WAYS
+@DETERMINISTIC
+@pytest.mark.parametrize("is_scalar", [False, True])
+@pytest.mark.filterwarnings("error:Explicitly requested dtype")
+def test_the_gradient_of_a_block_with_64_bits(is_scalar, deterministic, compiled):
+    """As `jax.grad` of a function with such a block."""
+    strategy = mr.MirroredStrategy(jax.devices()[:2], num_replicas=2, deterministic=deterministic)
+
+    def replica() -> Any:
+        with jax.enable_x64(True):
+            x = wide()
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            with jax.enable_x64(True):
+                target = x**2
+                target = jnp.sum(target) if is_scalar else target
+        return tape.gradient(target, x)
+
+    run = lambda: strategy.run(replica)  # noqa: E731
+    local = strategy.experimental_local_results((mr.function(run) if compiled else run)())
+    np.testing.assert_allclose(np.stack([np.asarray(one) for one in local]), 2 * rows(2), rtol=1e-13)
+
+
 @LAYOUTS
 @DETERMINISTIC
 @WAYS

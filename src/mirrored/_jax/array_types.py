@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.boxes import Array
@@ -44,3 +45,9 @@ def keeping_width_of(arrays: Iterable[object]) -> contextlib.AbstractContextMana
     """
     is_wide = any(type(array) is Array and array.dtype in _WIDE_DTYPES for array in arrays)
     return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
+
+
+def ones_like(array: jax.Array) -> jax.Array:
+    """Returns ones of an array's shape and dtype, also if that has 64 bits outside of 64-bit mode."""
+    with keeping_width_of([array]):
+        return jnp.ones_like(array)

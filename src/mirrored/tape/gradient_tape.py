@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.array_types import ones_like
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, payload_of
 from mirrored._jax.jaxprs import aval_of, is_inexact
@@ -259,7 +260,7 @@ class GradientTape(Recording):
         for target, weight in zip(targets, weights, strict=True):
             key = self._key_of(target)
             if key is not None:
-                seed = jnp.ones_like(payload_of(target_value(target))) if weight is None else weight
+                seed = ones_like(payload_of(target_value(target))) if weight is None else weight
                 seeds[key] = seeds[key] + seed if key in seeds else _initial_cotangent(seed)
         keys = [self._key_of(source) for source in sources]
         found = walk.pull(seeds, [key for key in keys if key is not None])
@@ -304,7 +305,7 @@ def _of_itself(target: Any, weight: Any, source: Any, gradient: Any) -> Any:
     """Adds the derivative of a target with respect to itself to `gradient` if `source` is the target variable."""
     if not _is_same_variable(source, target):
         return gradient
-    seed = jnp.ones_like(payload_of(target.read_value())) if weight is None else _initial_cotangent(weight)
+    seed = ones_like(payload_of(target.read_value())) if weight is None else _initial_cotangent(weight)
     return seed if gradient is None else gradient + seed
 
 
