@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -124,6 +127,61 @@ def test_the_order_of_keyword_arguments_counts_only_where_a_function_can_see_it(
         assert call.trace_count == 1
     wrapped = decorate(functools.wraps(difference)(through))
     assert [float(wrapped(x=x, y=y)), float(wrapped(y=y, x=x))] == [2.0, -2.0]
+
+
+class _Color(enum.StrEnum):
+    RED = "red"
+
+
+class _Level(enum.IntEnum):
+    ONE = 1
+
+
+# Keys that are equal by ``==``, with equal hashes, but that a program can tell apart.
+EQUAL_KEYS: dict[str, list[Any]] = {
+    "numbers": [True, 1, 1.0, 1 + 0j, np.int32(1), np.float32(1), _Level.ONE],
+    "zeros": [0.0, -0.0, 0, False],
+    "strings": ["red", _Color.RED],
+    "tuples": [(1, "a"), (True, "a"), (1.0, "a")],
+    "frozensets": [frozenset([1]), frozenset([True])],
+}
+
+
+@pytest.mark.parametrize("around", [lambda one: one, lambda one: [0, one], lambda one: {"a": (one,)}, OrderedDict])
+@pytest.mark.parametrize("name", EQUAL_KEYS)
+@pytest.mark.parametrize("decorate", [mr.function, tf.function])
+def test_equal_keys_of_different_types_are_told_apart(decorate: Any, name: str, around: Callable[[Any], Any]) -> None:
+    """The second call ran the program of the first one, silently."""
+
+    def keys_of(tree: Any) -> str:
+        if not isinstance(tree, dict):
+            return "".join(map(keys_of, tree)) if isinstance(tree, (list, tuple)) else ""
+        return "".join(f"{type(key)} {key!r} {keys_of(part)}" for key, part in tree.items())
+
+    seen = []
+
+    @decorate  # type: ignore[untyped-decorator]
+    def step(tree: Any, x: Any) -> Any:
+        seen.append(keys_of(tree))
+        return x
+
+    trees = [around({key: jnp.ones(())}) for key in EQUAL_KEYS[name]]
+    for _ in range(2):
+        for tree in trees:
+            step(tree, jnp.ones(()))
+    assert seen == [keys_of(tree) for tree in trees]
+
+
+def test_replica_functions_and_steps_tell_equal_keys_apart(strategy_of_two: mr.MirroredStrategy) -> None:
+    def ten_or_twenty(batch: dict[Any, Any]) -> Any:
+        [(key, x)] = batch.items()
+        return x * (10 if key is True else 20)
+
+    one, step = jnp.ones(()), mr.function(ten_or_twenty)
+    for key, result in ((True, 10.0), (1, 20.0), (True, 10.0)):
+        assert [float(each) for each in strategy_of_two.run(step, ({key: one},)).values] == [result] * 2
+    with pytest.raises(ArgumentError, match="of different types"):
+        mr.function(ten_or_twenty, steps_per_call=2)([{True: one}, {1: one}])
 
 
 def test_the_order_of_keys_counts_where_the_values_are_empty() -> None:

@@ -8,7 +8,7 @@ would exchange the two without an error. TensorFlow's `tf.nest` keeps the order 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, TypeGuard
 
 import jax
@@ -33,7 +33,9 @@ class Structure:
     def __init__(self, treedef: jax.tree_util.PyTreeDef, value: PyTree) -> None:
         self.treedef = treedef
         # None if all keys are sorted, as in most trees: JAX's own order is right then.
-        self._like = in_order_of(value, self._by_jax([None] * treedef.num_leaves)) if _has_order(value) else None
+        self._like = (
+            in_order_of(value, self._by_jax([None] * treedef.num_leaves)) if _has_order(value, _are_sorted) else None
+        )
 
     @property
     def num_leaves(self) -> int:
@@ -141,7 +143,11 @@ def positions_in_order(value: PyTree, is_leaf: Callable[[Any], bool] | None = No
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)[0]]
     positions = range(len(paths))
     orders: dict[int, dict[Any, int]] = {}
-    return tuple(sorted(positions, key=lambda at: _rank(value, paths[at], orders)) if _has_order(value) else positions)
+    return tuple(
+        sorted(positions, key=lambda at: _rank(value, paths[at], orders))
+        if _has_order(value, _are_sorted)
+        else positions
+    )
 
 
 def _rank(value: Any, path: Sequence[Any], orders: dict[int, dict[Any, int]]) -> list[int]:
@@ -161,17 +167,26 @@ def _rank(value: Any, path: Sequence[Any], orders: dict[int, dict[Any, int]]) ->
     return rank
 
 
-def order_of_keys(value: PyTree) -> tuple[Any, ...]:
-    """Returns the key order of a pytree's dicts as a hashable value; ``()`` if the keys of every dict are sorted.
+def keys_in_order(value: PyTree, key_of: Callable[[Any], Hashable]) -> tuple[Any, ...]:
+    """Returns the keys of a pytree's dicts, in their order, as a hashable value.
 
-    Two pytrees of equal structure have equal orders if and only if code that iterates over their dicts meets the same
-    keys in the same order. Dicts inside nodes of registered classes have their keys sorted, as in JAX.
+    The result is ``()`` if the keys of every dict are sorted and are strings or integers of Python, or tuples of these.
+
+    Two pytrees of equal treedefs have equal results if and only if code that iterates over their dicts meets the same
+    keys in the same order. Treedefs compare keys by ``==``, which finds 1, 1.0 and True equal. Dicts inside nodes of
+    registered classes have their keys sorted, as in JAX, and compared by ``==``.
+
+    Args:
+        value: The pytree.
+        key_of: Returns what identifies another key.
     """
-    if not _has_order(value):
+    if not _has_order(value, _are_usual):
         return ()
     if isinstance(value, dict):
-        return tuple((key, order_of_keys(part)) for key, part in value.items())
-    return tuple(map(order_of_keys, value))
+        return tuple(
+            (key if _is_usual(key) else key_of(key), keys_in_order(part, key_of)) for key, part in value.items()
+        )
+    return tuple(keys_in_order(part, key_of) for part in value)
 
 
 def transformed(transform: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,18 +213,29 @@ def transformed(transform: Callable[..., Any], function: Callable[..., Any]) -> 
 
 _CONTAINERS: Final = (dict, tuple, list)
 _DICTS: Final = (dict, defaultdict, OrderedDict)  # other classes are registered, or leaves
+_USUAL_KEYS: Final = frozenset({str, int})
 
 
-def _has_order(value: PyTree) -> bool:
-    """Returns whether a pytree has a dict whose keys are not sorted."""
+def _has_order(value: PyTree, are_in_order: Callable[[list[Any]], bool]) -> bool:
+    """Returns whether a pytree has a dict whose list of keys does not satisfy a condition, such as `_are_sorted`."""
     if isinstance(value, dict):
-        return type(value) in _DICTS and (not _are_sorted(list(value)) or _any_has_order(value.values()))
-    return _is_sequence(value) and _any_has_order(value)
+        return type(value) in _DICTS and (not are_in_order(list(value)) or _any_has_order(value.values(), are_in_order))
+    return _is_sequence(value) and _any_has_order(value, are_in_order)
 
 
-def _any_has_order(parts: Iterable[Any]) -> bool:
+def _any_has_order(parts: Iterable[Any], are_in_order: Callable[[list[Any]], bool]) -> bool:
     # Most parts are leaves, for which a check costs less than a call.
-    return any([_has_order(part) for part in parts if isinstance(part, _CONTAINERS)])
+    return any([_has_order(part, are_in_order) for part in parts if isinstance(part, _CONTAINERS)])
+
+
+def _are_usual(keys: list[Any]) -> bool:
+    """Returns whether the keys of a dict are sorted, and each differs by ``==`` from the keys of other types."""
+    return (_USUAL_KEYS.issuperset(map(type, keys)) or all(map(_is_usual, keys))) and _are_sorted(keys)
+
+
+def _is_usual(key: object) -> bool:
+    """Returns whether a key is a string or integer of Python, or a tuple of these: no key of another type equals it."""
+    return type(key) in _USUAL_KEYS or (type(key) is tuple and _USUAL_KEYS.issuperset(map(type, key)))
 
 
 def _are_sorted(keys: list[Any]) -> bool:

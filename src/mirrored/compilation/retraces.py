@@ -78,7 +78,7 @@ def difference(
                 return f"{name}, {new_key}, holds the values of other replicas"
             return f"{name} changed from {old_key} to {new_key}{hint}"
     if old.order != new.order:
-        return "the keys of a dict, or the keyword arguments, are in another order"
+        return "the keys of a dict, or the keyword arguments, are in another order or of another type"
     return _difference_around(around_old, around_new, shapes)
 
 

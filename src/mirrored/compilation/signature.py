@@ -14,7 +14,7 @@ from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_mas
 from mirrored._jax.boxes import Array
 from mirrored._jax.placement import movable
 from mirrored._jax.traces import canonical_dtype, keeps_dtype
-from mirrored._jax.trees import Structure, order_of_keys
+from mirrored._jax.trees import Structure, keys_in_order
 from mirrored._typing import Leaf, PyTree
 from mirrored.compilation.static_keys import Identity, static_key, unchanging
 from mirrored.errors import ArgumentError
@@ -44,7 +44,7 @@ class Arguments:
         leaves: The leaves.
         dynamic: The positions of the leaves that are arrays.
         arrays: These leaves as arrays. A per-replica value is one stacked array.
-        key: The arguments' part of the program's cache key: the structure, the order of the keys in dicts, and for each
+        key: The arguments' part of the program's cache key: the structure, the keys of the dicts in order, and for each
             leaf the numbers of replicas, the shape and the dtype, or the static value. `Surroundings` is the rest.
         like: A pytree of this structure whose dicts have the keys in the order of the call. Only a trace needs it.
     """
@@ -58,7 +58,7 @@ class Arguments:
 
     @property
     def order(self) -> Hashable:
-        """The order of the keys in the dicts of the arguments."""
+        """The keys of the dicts in the arguments, in order."""
         return self.key[1]
 
     @property
@@ -173,8 +173,8 @@ def flatten_arguments(
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_one_leaf)
     dynamic: list[int] = []
     arrays: list[Any] = []
-    # A trace may iterate over a dict, and a treedef does not contain the order of the keys.
-    key: list[Hashable] = [treedef, order_of_keys((args, kwargs))]
+    # A trace may iterate over a dict, and a treedef contains neither the order of the keys nor their types.
+    key: list[Hashable] = [treedef, keys_in_order((args, kwargs), static_key)]
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica) and not leaf.is_placed and has_one_each(leaf, device_assignment):
             leaf = leaves[place] = PerReplica.of_components(leaf.values, device_assignment)
@@ -255,9 +255,9 @@ def flatten_steps(
     if any(step.order != flat[0].order for step in flat):
         raise ArgumentError(
             called,
-            found="the dicts in the batches of one call have their keys in different orders",
+            found="the dicts in the batches of one call have their keys in different orders or of different types",
             rule="the steps of one call repeat one program, which iterates over a dict in one order",
-            remedy="create the dicts of all batches with their keys in one order",
+            remedy="create the dicts of all batches with the same keys in one order",
         )
     if any(step.key != flat[0].key for step in flat):
         raise ArgumentError(
