@@ -44,7 +44,7 @@ class Checkpoint:
 
     - variables and arrays in attributes, lists, tuples and dicts, and variables in arguments of `functools.partial`,
     - the slots of optimizers, under the names of their variables,
-    - iterators and generators with `get_state` and `set_state`, and `numpy.random.Generator`,
+    - iterators and generators with `get_state` and `set_state`, `numpy.random.Generator` and `random.Random`,
     - plain numbers that are parts of the checkpoint itself or of its dicts, lists and tuples. Numbers in an object (its
       attributes, and their items) are state if it holds no variables and is not part of one that does; variables with
       names in another part do not count. A trainer's `history` is saved only if its model, or it, is a part, too.

@@ -16,15 +16,16 @@ import numpy as np
 from mirrored._jax.traces import Tracer
 from mirrored.checkpoint.keras_slots import KerasGroup, keras_slots
 from mirrored.checkpoint.leaves import (
-    ArrayLeaf,
     Leaf,
     VariableLeaf,
+    has_random_state,
     leaf_of,
     refuse_component,
 )
 from mirrored.checkpoint.number_leaf import NumberLeaf
 from mirrored.checkpoint.objects import (
     NEWEST,
+    SINCE_RANDOM,
     CheckpointSlotGroup,
     HasSlots,
     KerasLeaf,
@@ -32,6 +33,7 @@ from mirrored.checkpoint.objects import (
     has_checkpoint_parts,
     has_no_value_yet,
     has_slots,
+    holder_of,
     is_container,
     is_node,
     is_shareable,
@@ -329,6 +331,8 @@ class _Walk:
             if known != part.name:
                 self.graph.aliases[part.name] = known
             return True
+        if has_random_state(part.value):
+            self._since = zone.since or SINCE_RANDOM
         self._add(part.name, leaf)
         if isinstance(leaf, (VariableLeaf, KerasLeaf)):
             self.graph.variables[part.name] = part.value
@@ -428,13 +432,8 @@ class _Walk:
         found = _Walk((), numbered, outside=self._names).graph if numbered else Graph()
         others: set[int] = set()
         for name, leaf in found.leaves.items():
-            if isinstance(leaf, (VariableLeaf, KerasLeaf)):
-                holder: object = leaf.variable
-            elif isinstance(leaf, ArrayLeaf):
-                holder = leaf.place.holder()
-            else:
-                continue
-            if id(holder) not in self._names:
+            holder = holder_of(leaf)
+            if holder is not None and id(holder) not in self._names:
                 others.add(int(name.partition("/")[0]))
         return [self._sets[number].name for number in sorted(others)]
 

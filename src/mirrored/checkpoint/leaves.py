@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeGuard
 
@@ -17,6 +18,7 @@ from mirrored._jax.arrays import implementation_of, is_key, is_key_dtype, key_da
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray
 from mirrored.checkpoint.json_state import decode, encode
+from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.places import Place, defines
 from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.saved_numbers import array_type, is_at_most, number_of, scalar_array
@@ -27,7 +29,9 @@ from mirrored.variables import Variable, VariableAggregation
 from mirrored.variables.component import VariableComponent
 
 Undo = Callable[[], None]
+_KIND: Final = "bit_generator"
 _SEEDS: Final = "seed_sequence"
+_OF_PYTHON: Final = "random.Random"
 
 
 class Leaf(abc.ABC):
@@ -320,30 +324,38 @@ class PositionLeaf(Leaf):
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorLeaf(Leaf):
-    """Adapter by which a checkpoint reads and restores the state of a `numpy.random.Generator`.
+    """Adapter by which a checkpoint reads and restores the state of a `numpy.random.Generator` or `random.Random`.
 
     `Generator.spawn` derives its children from a seed sequence, which counts them and is no part of NumPy's state.
     Checkpoints of earlier versions do not have it.
     """
 
-    generator: np.random.Generator
+    generator: np.random.Generator | random.Random
 
     @property
     def owner(self) -> int:
         """The Python `id` of the random generator."""
         return id(self.generator)
 
+    @property
+    def _kind(self) -> str:
+        generator = self.generator
+        return _OF_PYTHON if isinstance(generator, random.Random) else generator.bit_generator.state[_KIND]
+
     def outline(self) -> Saved:
         """Returns a `Saved` with the kind of the random generator, without its state."""
-        return Saved("position", dtype=self.generator.bit_generator.state["bit_generator"])
+        return Saved("position", dtype=self._kind)
 
     def accepts(self, saved: Saved) -> bool:
         """Returns whether a saved value is the state of a random generator of this kind, or one state per worker."""
-        own = self.outline().dtype
-        return saved.kind == "position" and saved.value.get("bit_generator", own) == own
+        is_state = saved.kind == "position" and isinstance(saved.value, dict) and "__tuple__" not in saved.value
+        return is_state and saved.value.get(_KIND, self._kind) == self._kind
 
     def read(self) -> Saved:
         """Returns the random generator's state, in the form that checkpoints store."""
+        if isinstance(self.generator, random.Random):
+            state: Any = {_KIND: _OF_PYTHON, "state": self.generator.getstate()}
+            return Saved("position", value=encode(state, type(self.generator).__name__))
         bits = self.generator.bit_generator
         state, seeds = bits.state, bits.seed_seq
         if isinstance(seeds, np.random.SeedSequence):
@@ -352,12 +364,21 @@ class GeneratorLeaf(Leaf):
 
     def put(self, saved: Saved) -> Undo:
         """Restores the random generator's state, and returns a function that undoes this."""
-        bits: Any = self.generator.bit_generator  # NumPy's stubs lack `__setstate__`
-        state = decode(saved.value)
+        state, generator = decode(saved.value), self.generator
+        if isinstance(generator, random.Random):
+            return _move_undoably(generator.setstate, state["state"], generator.getstate())
+        bits: Any = generator.bit_generator  # NumPy's stubs lack `__setstate__`
         seeds = state.pop(_SEEDS, None)
         own = bits.seed_seq if seeds is None else np.random.SeedSequence(**seeds)
         # The state as of a pickled generator, with the seed sequence.
         return _move_undoably(bits.__setstate__, (state, own), (bits.state, bits.seed_seq))
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomState:
+    """The state of an object of the program's own subclass of `random.Random`, besides the object's attributes."""
+
+    generator: random.Random
 
 
 def _move_undoably(move: Callable[[Any], Any], to: object, before: object) -> Undo:
@@ -391,9 +412,16 @@ def leaf_of(value: object, place: Place) -> Leaf | None:
         return ArrayLeaf(place)  # bfloat16 and similar extension dtypes have kind "V"
     if isinstance(value, np.random.Generator):
         return GeneratorLeaf(value)
+    if isinstance(value, RandomState):
+        return GeneratorLeaf(value.generator)
     if has_position(value):
         return PositionLeaf(value)
-    return None
+    return GeneratorLeaf(value) if has_random_state(value) and not is_open(value) else None
+
+
+def has_random_state(value: object) -> TypeGuard[random.Random]:
+    """Returns whether `value` is a `random.Random`, whose state can be saved, other than that of a `SystemRandom`."""
+    return isinstance(value, random.Random) and not isinstance(value, random.SystemRandom)
 
 
 def on_host(array: Array | HostArray) -> np.ndarray[Any, Any]:

@@ -23,7 +23,16 @@ import numpy as np
 
 from mirrored._jax.array_types import keeping_width
 from mirrored._typing import HostArray
-from mirrored.checkpoint.leaves import Leaf, Undo, VariableLeaf, on_host
+from mirrored.checkpoint.leaves import (
+    ArrayLeaf,
+    Leaf,
+    RandomState,
+    Undo,
+    VariableLeaf,
+    has_position,
+    has_random_state,
+    on_host,
+)
 from mirrored.checkpoint.open_classes import is_named_like_library, is_open, package_of
 from mirrored.checkpoint.places import Argument, Attribute, Item, Place, defines, is_frozen
 from mirrored.checkpoint.saved import Saved
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
     from keras import Layer
 
 NEWEST: Final = 2
+SINCE_RANDOM: Final = NEWEST + 2  # the states of `random.Random`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +148,19 @@ def parts_of(value: object, place: Place) -> Iterator[Part]:
     elif isinstance(value, functools.partial):
         yield from _parts_of_partial(value, place)
     elif is_open(value):
-        since = NEWEST if is_named_like_library(value) else 0
-        yield from (Part(name, one, Attribute(place, name), since=since) for name, one in attributes_of(value))
+        yield from _parts_of_open(value, place)
+
+
+def _parts_of_open(value: object, place: Place) -> Iterator[Part]:
+    """Yields the attributes of an object of the program, and the state of a random generator of its own class."""
+    is_random = False
+    if has_random_state(value) and not has_position(value):
+        is_random = True
+        yield Part("%state", RandomState(value), place, since=SINCE_RANDOM)  # no attribute has such a name
+    since = NEWEST if is_named_like_library(value) else 0
+    for name, one in attributes_of(value):
+        if not (is_random and name == "gauss_next"):  # a part of the state
+            yield Part(name, one, Attribute(place, name), since=since)
 
 
 def _attribute_parts(value: object, place: Place) -> Iterator[Part]:
@@ -380,6 +401,13 @@ def is_generated(name: str) -> bool:
     A leading colon in the name is ignored.
     """
     return _GENERATED.fullmatch(name.removeprefix(":")) is not None
+
+
+def holder_of(leaf: Leaf) -> object:
+    """Returns the variable of a checkpoint adapter, or what holds its array; None for other adapters."""
+    if isinstance(leaf, (VariableLeaf, KerasLeaf)):
+        return leaf.variable
+    return leaf.place.holder() if isinstance(leaf, ArrayLeaf) else None
 
 
 def _items_if_any(value: object) -> Iterator[object]:
