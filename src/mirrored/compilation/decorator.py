@@ -33,8 +33,9 @@ def function(
 ) -> Any:
     """Decorator that compiles a function that reads and assigns variables; usable with or without arguments.
 
-    Tracing: the function is traced once for each combination of the structure, order of keys, shapes, dtypes and static
-    values (Python numbers, strings, other objects) of its arguments. Python side effects happen only during tracing.
+    Tracing: the function is traced once for each combination of the structure, order and types of keys, shapes, dtypes
+    and static values (Python numbers, strings, other objects) of its arguments. Python side effects happen only during
+    tracing.
     The trace finds the variables that the function reads and assigns. Values from globals, closures and attributes
     become constants of the trace; later changes to them have no effect. A static argument that has been mutated causes
     a new trace, unless it is hashed by identity. A field of a dataclass that does not take part in comparisons
