@@ -299,3 +299,13 @@ def test_workers_with_other_numbers_of_threads_are_refused_or_warned_of(tmp_path
     for result in run("unequal", [1, 1], tmp_path, kind):
         assert "the number of XLA's threads is '1' on worker 0" in result[-1]
         assert len(result) == (2 if kind == "deterministic" else 1)
+
+
+@pytest.mark.timeout(120)
+def test_the_first_worker_writes_summaries_of_replica_0(tmp_path):
+    """Eager code outside of `run` belongs to each worker, compiled code to all of them."""
+    first, second = run("summaries", [1, 1], tmp_path, str(tmp_path), seconds=100)
+    ids, outside = ([[tag, at, value] for at in range(2)] for tag, value in (("id", 0.0), ("outside", 1.0)))
+    for written in first.values():
+        assert sorted(written) == ids + outside
+    assert second == {"eager": outside, "compiled": []}

@@ -152,13 +152,6 @@ def test_only_replica_zero_writes(tmp_path):
     assert len(values_in(tmp_path)["loss"]) == 1
 
 
-def test_not_inside_a_compiled_function(tmp_path):
-    writer = tf.summary.create_file_writer(tmp_path)
-    with writer.as_default(step=1), pytest.raises(ContextError, match="inside a compiled function"):
-        tf.function(lambda x: tf.summary.scalar("loss", x))(jnp.ones(()))
-    writer.close()
-
-
 def test_without_tensorboardx(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(MissingExtraError, match=r"tensorboardX(.|\n)*pip install 'mirrored\[summary\]'"):

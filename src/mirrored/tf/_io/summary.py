@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Self, SupportsIndex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Self, SupportsIndex, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mirrored._blocks import contextmanager
+from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentError, ContextError, MirroredError
@@ -18,14 +21,11 @@ from mirrored.extras import load
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.lockstep import carry
 from mirrored.tf._data.host_arrays import as_bytes_array, is_text
+from mirrored.tf._io.summary_calls import call_host, is_compiled, is_tensor_of_program, wait_for_calls
+from mirrored.tf._io.tensor_protos import check_writable, tensor_proto
+from mirrored.tf._tensors import as_tensor
 
-_PROTO_TYPES: Final = {
-    "bool": "DT_BOOL", "bfloat16": "DT_BFLOAT16", "complex64": "DT_COMPLEX64", "complex128": "DT_COMPLEX128",
-    "float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE", "int8": "DT_INT8", "int16": "DT_INT16",
-    "int32": "DT_INT32", "int64": "DT_INT64", "object": "DT_STRING", "uint8": "DT_UINT8", "uint16": "DT_UINT16",
-}  # fmt: skip
-
-
+Written: TypeAlias = bool | jax.Array
 _MOST_SECONDS: Final = 60.0  # for the thread that writes events
 _numbers: Final = itertools.count()  # of the writers of this process
 
@@ -115,11 +115,21 @@ class SummaryWriter:
         """Does nothing: a summary writer needs no initialization."""
 
     def flush(self) -> None:
-        """Writes all pending values to disk.
+        """Writes all pending values to disk, also those of compiled functions that have been called in this thread.
+
+        In compiled code this is done in each execution.
 
         Raises:
             WriteTimeoutError: They are not written within a minute.
         """
+        if is_compiled():
+            if (is_first := _is_first()) is not False:
+                call_host("tf.summary.flush", lambda _: self._flush(), {"is_first": is_first})
+            return
+        wait_for_calls()
+        self._flush()
+
+    def _flush(self) -> None:
         with self._flushing:
             if self._is_pending:
                 self._is_pending = False
@@ -131,7 +141,19 @@ class SummaryWriter:
                     raise
 
     def close(self) -> None:
-        """Writes all pending values to disk and closes the event file."""
+        """Writes all pending values to disk and closes the event file.
+
+        Raises:
+            ContextError: It is called while a function is traced.
+        """
+        if is_compiled():
+            raise ContextError(
+                "tf.summary.SummaryWriter.close",
+                found="it was called inside a compiled function",
+                rule="a writer is closed once, after all executions of the functions that write with it",
+                remedy="close it outside; inside, call flush()",
+            )
+        wait_for_calls()
         self._is_closed = True
         self._events.close()
 
@@ -197,10 +219,14 @@ def create_noop_writer() -> Any:
     return _no_writer()
 
 
-def scalar(name: str, data: Operand, step: SupportsIndex | None = None, description: str | None = None) -> bool:
+def scalar(name: str, data: Operand, step: SupportsIndex | None = None, description: str | None = None) -> Written:
     """Writes a number for TensorBoard with the default writer; does nothing if there is no default writer.
 
-    Context: eager; in replica context only replica 0 writes.
+    Context: any; of the replicas of a run, only replica 0 writes, which is on the first worker. Compiled code writes in
+    each execution. Its writer, the function in `record_if`, and a step that is a Python number are those at the time of
+    tracing, as in TensorFlow; a step or condition that is a tensor or variable has its value at the time of execution.
+    Values that are written under one name in a loop or branch and outside of it have no fixed order. Programs of
+    `tf.saved_model` write no summaries: they cannot contain calls of the host.
 
     Args:
         name: The name in TensorBoard.
@@ -209,136 +235,161 @@ def scalar(name: str, data: Operand, step: SupportsIndex | None = None, descript
         description: Accepted for compatibility and ignored.
 
     Returns:
-        Whether the value was written.
+        Whether the value is written; in compiled code a ``bool[]`` tensor.
 
     Raises:
-        ContextError: `data` is traced, and has no value yet.
-        ArgumentError: No step is set.
+        ArgumentError: No step is set, or `data` is not one number.
     """
     del description
-    events, at = _target("scalar", data, step)
-    if events is not None:
-        events.add_scalar(name, float(np.asarray(data)), at)
-    return events is not None
+    _check_shape("scalar", data, lambda shape: all(size == 1 for size in shape), "one number", "tf.reduce_mean(data)")
+    return _write("scalar", data, step, lambda events, value, at: events.add_scalar(name, _number(value), at))
+
+
+def _number(value: object) -> float:
+    return float(np.asarray(value).reshape(()))
 
 
 def image(
     name: str, data: Operand, step: SupportsIndex | None = None, max_outputs: int = 3, description: str | None = None
-) -> bool:
+) -> Written:
     """Writes images for TensorBoard with the default writer; does nothing if there is no default writer.
 
-    The shape is ``[images, height, width, channels]``, the values floats from 0 to 1 or ``uint8``.
+    The shape is ``[images, height, width, channels]``, the values floats from 0 to 1 or ``uint8``. Context, step and
+    errors are those of `scalar`.
     """
     del description
-    events, at = _target("image", data, step)
-    if events is not None:
-        for number, picture in enumerate(np.asarray(data)[:max_outputs]):
+    what = "of shape [images, height, width, channels]"
+    _check_shape("image", data, lambda shape: len(shape) == 4, what, "data[tf.newaxis, ..., tf.newaxis]")
+
+    def add(events: Any, value: Any, at: int) -> None:
+        for number, picture in enumerate(np.asarray(value)[:max_outputs]):
             tag = name if number == 0 and max_outputs == 1 else f"{name}/{number}"
             shown = picture if picture.dtype == np.uint8 else np.clip(picture.astype(np.float32), 0, 1)
             events.add_image(tag, shown, at, dataformats="HWC")
-    return events is not None
+
+    return _write("image", data[:max_outputs] if isinstance(data, jax.Array) else data, step, add)
 
 
 def histogram(
     name: str, data: Operand, step: SupportsIndex | None = None, buckets: int = 30, description: str | None = None
-) -> bool:
+) -> Written:
     """Writes a histogram of an array's elements for TensorBoard with the default writer.
 
     Context, step and errors are those of `scalar`.
     """
     del description
-    events, at = _target("histogram", data, step)
-    if events is not None and np.size(data):
-        events.add_histogram(name, np.asarray(data, np.float32).ravel(), at, bins=buckets)
-    return events is not None
+
+    def add(events: Any, value: Any, at: int) -> None:
+        if np.size(value):
+            events.add_histogram(name, np.asarray(value, np.float32).ravel(), at, bins=buckets)
+
+    return _write("histogram", data, step, add)
 
 
-def text(name: str, data: object, step: SupportsIndex | None = None, description: str | None = None) -> bool:
+def text(name: str, data: object, step: SupportsIndex | None = None, description: str | None = None) -> Written:
     """Writes a string, or several strings as paragraphs, for TensorBoard with the default writer.
 
     Context, step and errors are those of `scalar`.
     """
     del description
-    events, at = _target("text", 0, step)
-    if events is not None:
-        given: Any = data
-        lines = [one.decode() for one in as_bytes_array(given).flat] if is_text(given) else [str(given)]
+
+    def add(events: Any, value: Any, at: int) -> None:
+        lines = [one.decode() for one in as_bytes_array(value).flat] if is_text(value) else [str(value)]
         events.add_text(name, "\n\n".join(lines), at)
-    return events is not None
+
+    return _write("text", data, step, add)
 
 
 def write(
     tag: str, tensor: Operand, step: SupportsIndex | None = None, metadata: object = None, name: str | None = None
-) -> bool:
+) -> Written:
     """Writes a tensor, encoded as one `TensorProto`, for TensorBoard with the default writer.
 
     Context, step and errors are those of `scalar`. `metadata` (a `SummaryMetadata`) says which plugin shows the tensor.
     """
     del name
-    events, at = _target("write", tensor, step)
-    if events is not None:
+
+    def add(events: Any, value: Any, at: int) -> None:
         module = load("tensorboardX.summary", called="tf.summary.write", extra="summary")
-        array = as_bytes_array(tensor) if is_text(tensor) else np.asarray(tensor)  # type: ignore[arg-type]
-        if array.dtype.name not in _PROTO_TYPES:
-            raise _unwritable_dtype_error(array.dtype)
-        kind = module.TensorProto.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_name
-        shape = module.TensorShapeProto(dim=[module.TensorShapeProto.Dim(size=size) for size in array.shape])
-        proto = module.TensorProto(dtype=kind[_PROTO_TYPES[array.dtype.name]].number, tensor_shape=shape)
-        if array.dtype.hasobject:
-            proto.string_val.extend(array.ravel().tolist())
-        else:
-            proto.tensor_content = array.astype(array.dtype.newbyteorder("="), copy=False).tobytes()
-        value = module.Summary.Value(tag=tag, tensor=proto, metadata=metadata)
-        events.file_writer.add_summary(module.Summary(value=[value]), at)
-    return events is not None
+        one = module.Summary.Value(tag=tag, tensor=tensor_proto(module, value), metadata=metadata)
+        events.file_writer.add_summary(module.Summary(value=[one]), at)
+
+    if _writer() is not None and isinstance(tensor, (jax.Array, np.ndarray)) and not is_text(tensor):
+        check_writable(tensor.dtype)
+    return _write("write", tensor, step, add)
 
 
-def _unwritable_dtype_error(dtype: np.dtype[Any]) -> ArgumentError:
-    return ArgumentError(
-        "tf.summary.write",
-        found=f"a tensor of dtype {dtype}",
-        rule=f"the format of event files has the dtypes {', '.join(sorted(_PROTO_TYPES))} (strings)",
-        remedy="cast the tensor to one of them: tf.cast(tensor, tf.int64)",
-    )
-
-
-def _target(kind: str, data: object, step: SupportsIndex | None) -> tuple[Any, int]:
-    """Returns the tensorboardX writer and the step for a summary value; the writer is None if the value is skipped."""
-    writer = _defaults.writers[-1] if _defaults.writers else None
-    replica = ambient().replica
-    if writer is None or not should_record_summaries():
-        return None, 0
-    if isinstance(data, Tracer) and not hasattr(data, "__array__"):
-        raise _traced_error(kind)
-    store = ambient().store
-    if store is not None and store.captures:
-        raise _traced_error(kind)
-    if replica is not None and replica.local_index != 0:
-        return None, 0
-    at = _defaults.step if step is None else step
-    if at is None:
+def _check_shape(kind: str, data: object, fits: Callable[[tuple[int, ...]], bool], what: str, remedy: str) -> None:
+    if _writer() is not None and not fits(shape := tuple(np.shape(data))):  # type: ignore[arg-type]
         raise ArgumentError(
             f"tf.summary.{kind}",
-            found="no step was passed, and there is no default step",
-            rule="every value must belong to a step",
-            remedy="pass step=..., or call tf.summary.experimental.set_step(step) first",
+            found=f"data of shape {shape}",
+            rule=f"the data must be {what}",
+            remedy=f"pass such data, for example {remedy}",
         )
-    return writer.events, int(np.asarray(at))
 
 
-def _traced_error(kind: str) -> ContextError:
-    return ContextError(
+def _write(kind: str, data: Any, step: SupportsIndex | None, add: Callable[[Any, Any, int], None]) -> Written:
+    """Writes a value by `add(events, data, step)`: now, or at each execution of the program that is being traced."""
+    writer, record = _writer(), should_record_summaries()
+    if writer is None or record is False:
+        return False
+    is_first = _is_first()
+    at: Any = _defaults.step if step is None else step
+    compiled = is_compiled(data, at, record)
+    if at is None and (compiled or is_first):
+        raise _no_step_error(kind)
+    if not compiled:
+        if is_first:
+            add(writer.events, data, int(np.asarray(at)))
+        return bool(is_first)
+    if is_first is not False:
+
+        def write_value(given: Mapping[str, Any]) -> None:
+            if given["record"]:
+                add(writer.events, given["data"], int(np.asarray(given["step"])))
+
+        values = {"data": data, "step": at, "record": record, "is_first": is_first}
+        call_host(f"tf.summary.{kind}", write_value, values)
+    return jnp.logical_and(record, is_first)
+
+
+def _writer() -> SummaryWriter | None:
+    return _defaults.writers[-1] if _defaults.writers else None
+
+
+def _is_first() -> Written:
+    """Returns whether the current replica is replica 0, or the code runs in no replica; a tensor in compiled code."""
+    replica = ambient().replica
+    if replica is None:
+        return True
+    replica_id = replica.replica_id_in_sync_group
+    return replica.local_index == 0 and replica_id == 0  # a device's first slot has its lowest id
+
+
+def _no_step_error(kind: str) -> ArgumentError:
+    return ArgumentError(
         f"tf.summary.{kind}",
-        found="it was called inside a compiled function",
-        rule="only eager code can write summaries: a traced value is known only after the program has run",
-        remedy="return the value from the function, and write the summary outside",
+        found="no step was passed, and there is no default step",
+        rule="every value must belong to a step",
+        remedy="pass step=..., or call tf.summary.experimental.set_step(step) first",
     )
 
 
-def should_record_summaries() -> bool:
-    """Returns whether a default summary writer is set and `record_if` permits writing."""
+def should_record_summaries() -> Written:
+    """Returns whether a default summary writer is set and `record_if` permits writing.
+
+    In compiled code this is a ``bool[]`` tensor if the condition of `record_if` is known at execution only.
+    """
+    if not _defaults.writers:
+        return False
     record = _defaults.record
-    return bool(_defaults.writers) and bool(record() if callable(record) else record)
+    condition = record() if callable(record) else record
+    if is_tensor_of_program(condition):
+        condition = as_tensor(condition)
+        if isinstance(payload_of(condition), Tracer):
+            return jnp.asarray(condition, bool)
+    return bool(condition)
 
 
 @contextmanager
@@ -366,7 +417,7 @@ def set_step(step: SupportsIndex | None) -> None:
 
 def flush(writer: SummaryWriter | None = None) -> None:
     """Writes the pending values of `writer`, or of the default writer if `writer` is None, to disk."""
-    target = writer if writer is not None else (_defaults.writers[-1] if _defaults.writers else None)
+    target = writer if writer is not None else _writer()
     if target is not None:
         target.flush()
 

@@ -197,8 +197,8 @@ def _write_contents(
 
 
 def _warn_of_checks(omitted: set[str]) -> None:
-    """Warns of assertions that the saved programs omit; does not warn of omitted `tf.print` calls."""
-    checks = sorted(omitted - {"tf.print"})
+    """Warns of assertions that the saved programs omit; does not warn of omitted `tf.print` and `tf.summary`."""
+    checks = sorted(one for one in omitted if one != "tf.print" and not one.startswith("tf.summary."))
     if checks:
         warnings.warn(
             f"{SAVED}: the saved programs omit the checks of {', '.join(checks)}, because a saved program cannot call "
