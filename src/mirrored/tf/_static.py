@@ -8,7 +8,7 @@ arrays, which stay NumPy arrays through indexing and arithmetic.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from mirrored._jax.arrays import fits
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import NotConstant, Tracer, evaluate
 from mirrored._typing import HostArray
-from mirrored.tf._errors import InvalidArgumentError
+from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
 from mirrored.tf._rebinding import Rebinding
 from mirrored.tf._shapes import TensorShape
 
@@ -85,6 +85,34 @@ def known(value: object) -> Any:
         return value
     value = payload_of(value)
     return evaluate(value) if isinstance(value, Tracer) else value
+
+
+def known_elements(
+    value: jax.Array, called: str, instead: str, reduce: Callable[[jax.Array], jax.Array] = lambda value: value
+) -> HostArray:
+    """Returns a tensor's elements as a NumPy array; raises an error if compiled code computes the tensor.
+
+    The elements determine the shape of a result, which compiled code fixes. Constants are known while tracing, too.
+
+    Args:
+        value: The tensor.
+        called: The operation, as messages name it.
+        instead: What to write in compiled code.
+        reduce: Computes from the tensor what is returned, such as its largest element.
+
+    Raises:
+        UnimplementedError: Compiled code computes the tensor.
+    """
+    try:
+        return np.asarray(known(reduce(value)))
+    except (NotConstant, jax.errors.TracerArrayConversionError):
+        raise UnimplementedError.of(
+            called,
+            found=f"a tensor of shape {value.shape} that is computed in compiled code (tf.function, a compiled run, "
+            "tf.map_fn)",
+            rule="its values determine the shape of the result, and compiled code has fixed shapes",
+            remedy=f"write {instead}; or call it outside of compiled code, such as in Dataset.map",
+        ) from None
 
 
 def static_ints(value: object, *, called: str, argument: str) -> tuple[int, ...]:

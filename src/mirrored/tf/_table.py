@@ -180,7 +180,7 @@ def _row(called: str, parameters: tuple[_Parameter, ...], target: Callable[..., 
         try:
             return target(*positional, **keywords)
         except (TypeError, ValueError) as error:  # inlines `reported`, because a context manager costs 1 us per call
-            replaced = _replacement(called, positional, error)
+            replaced = _unknown_value_error(called, values, error) or _replacement(called, positional, error)
             if replaced is None:
                 raise
             raise replaced from error
@@ -218,7 +218,9 @@ def _converting(called: str, function: FunctionType, named: bool) -> Callable[..
         try:
             return function(*values)
         except (TypeError, ValueError) as error:
-            replaced = _replacement(called, [values[place] for place in arrays], error) if arrays else None
+            replaced = _unknown_value_error(called, values, error)
+            if arrays and replaced is None:
+                replaced = _replacement(called, [values[place] for place in arrays], error)
             if replaced is None:
                 raise
             raise replaced from error
@@ -367,6 +369,37 @@ def _replacement(called: str, values: Iterable[Any], error: BaseException | None
         rule="the shapes, dtypes and axes of an operation must be compatible",
         remedy="change a shape with tf.reshape or tf.transpose, or a dtype with tf.cast",
     )
+
+
+_UNKNOWN: Final = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def _unknown_value_error(called: str, values: Sequence[Any], error: BaseException) -> InvalidArgumentError | None:
+    """Returns the error to raise in place of JAX's error that an operation needs a value while tracing; else None.
+
+    The error of a function that the operation calls remains as it is.
+    """
+    if not isinstance(error, _UNKNOWN) or any(map(_contains_function, values)):
+        return None
+    return InvalidArgumentError.of(
+        called,
+        found="an argument that must be known while tracing depends on a traced value",
+        rule="in compiled code the arguments that determine the shape of a result, or select a computation, must be "
+        "known while tracing",
+        remedy="compute the argument from x.shape or tf.shape(x), or pass it as a Python number",
+    )
+
+
+def _contains_function(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_contains_function, value))
+    if isinstance(value, dict):
+        return any(map(_contains_function, value.values()))
+    return callable(value) and not isinstance(value, type)
 
 
 def _described(value: object) -> str:

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from mirrored._jax.traces import NotConstant, Tracer, current_trace, evaluate, is_eval, trace_below_tapes
+from mirrored._jax.traces import Tracer, current_trace, is_eval, trace_below_tapes
 from mirrored._typing import DTypeLike, HostArray, Operand
 from mirrored.tf._dtypes import array_dtype
-from mirrored.tf._errors import InvalidArgumentError, UnimplementedError
+from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.real_numbers import refuse_complex
-from mirrored.tf._static import static_ints
+from mirrored.tf._static import known_elements, static_ints
 from mirrored.tf._table import Int, Ints, op, reported, tensors
 from mirrored.tf._tensors import as_tensor, without_cutting
 from mirrored.values.index_checks import outside, values_now
@@ -202,7 +202,7 @@ def where(condition: jax.Array, x: Operand = None, y: Operand = None) -> jax.Arr
         UnimplementedError: Without `x` and `y`, the condition is computed in compiled code.
     """
     if x is None and y is None:
-        elements = _elements(condition, "tf.where", "tf.where(condition, x, tf.zeros_like(x)), of the shape of x")
+        elements = known_elements(condition, "tf.where", "tf.where(condition, x, tf.zeros_like(x)), of the shape of x")
         return as_tensor(np.argwhere(elements).astype(array_dtype("int64")))
     if x is None or y is None:
         raise InvalidArgumentError.of(
@@ -226,7 +226,7 @@ def boolean_mask(tensor: jax.Array, mask: jax.Array, axis: Int | None = None) ->
         UnimplementedError: The mask is computed in compiled code.
     """
     instead = "tf.where(mask, tensor, 0), of the shape of the tensor; a mean is its sum, divided by the number of True"
-    along, keep = axis or 0, _elements(mask, "tf.boolean_mask", instead)
+    along, keep = axis or 0, known_elements(mask, "tf.boolean_mask", instead)
     along += tensor.ndim if along < 0 else 0
     if not keep.ndim or along < 0 or tensor.shape[along : along + keep.ndim] != keep.shape:
         raise InvalidArgumentError.of(
@@ -237,23 +237,6 @@ def boolean_mask(tensor: jax.Array, mask: jax.Array, axis: Int | None = None) ->
         )
     flat = tensor.reshape(tensor.shape[:along] + (keep.size,) + tensor.shape[along + keep.ndim :])
     return jnp.take(flat, np.flatnonzero(keep), axis=along)
-
-
-def _elements(value: jax.Array, called: str, instead: str) -> HostArray:
-    """Returns a tensor's elements as a NumPy array; raises an error if compiled code computes the tensor.
-
-    The elements determine the shape of a result, which compiled code fixes. Constants are known while tracing, too.
-    """
-    try:
-        return np.asarray(evaluate(value))
-    except (NotConstant, jax.errors.TracerArrayConversionError):
-        raise UnimplementedError.of(
-            called,
-            found=f"a tensor of shape {value.shape} that is computed in compiled code (tf.function, a compiled run, "
-            "tf.map_fn)",
-            rule="its values determine the shape of the result, and compiled code has fixed shapes",
-            remedy=f"write {instead}; or call it outside of compiled code, such as in Dataset.map",
-        ) from None
 
 
 @op("slice", on_host=True)
@@ -388,7 +371,7 @@ def unique_with_counts(x: jax.Array, out_idx: DTypeLike = "int32") -> UniqueWith
         UnimplementedError: The tensor is computed in compiled code.
     """
     instead = "jnp.unique(x, size=n, fill_value=...), a vector of n elements"
-    host, dtype = _elements(x, "tf.unique", instead), array_dtype(out_idx)
+    host, dtype = known_elements(x, "tf.unique", instead), array_dtype(out_idx)
     if host.ndim != 1:
         raise InvalidArgumentError.of(
             "tf.unique",
@@ -416,7 +399,7 @@ def dynamic_partition(data: jax.Array, partitions: jax.Array, num_partitions: In
     """
     require_indices("tf.dynamic_partition", partitions, num_partitions, "partitions")
     instead = "tf.where(partitions == i, data, 0) for each part"
-    parts = _elements(partitions, "tf.dynamic_partition", instead)
+    parts = known_elements(partitions, "tf.dynamic_partition", instead)
     require_prefix("tf.dynamic_partition", "partitions", parts, "data", data)
     flat = data.reshape((parts.size,) + data.shape[parts.ndim :])
     return [flat[np.flatnonzero(parts == i)] for i in range(num_partitions)]
@@ -429,7 +412,7 @@ def dynamic_stitch(indices: Iterable[Operand], data: Iterable[Operand]) -> jax.A
     Later tensors overwrite earlier ones; slices at missing indices are 0.
     """
     instead = "tf.tensor_scatter_nd_update(tensor, indices, updates)"
-    places = [_elements(as_tensor(one), "tf.dynamic_stitch", instead) for one in indices]
+    places = [known_elements(as_tensor(one), "tf.dynamic_stitch", instead) for one in indices]
     for one in places:
         if one.size and one.min() < 0:
             raise InvalidArgumentError.of(

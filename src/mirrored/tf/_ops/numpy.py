@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import types
+from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._typing import DTypeLike, Operand, ShapeLike
+from mirrored.tf._errors import UnimplementedError
 from mirrored.tf._ops.generator import set_seed
 from mirrored.tf._ops.random import normal, uniform
 from mirrored.tf._tensors import as_tensor
@@ -19,10 +22,43 @@ class _NumPy(types.ModuleType):
     """The module `tf.experimental.numpy`: the functions of `jax.numpy`, and those that only TensorFlow has."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(jnp, name)
+        function = getattr(jnp, name)
+        return _sized(name, function, _SIZES[name]) if name in _SIZES else function
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(jnp)})
+
+
+_SIZES: Final = {
+    **dict.fromkeys(
+        (
+            "argwhere", "compress", "extract", "flatnonzero", "intersect1d", "nonzero", "setdiff1d", "setxor1d",
+            "union1d", "unique", "where",
+        ),
+        "size=n",
+    ),
+    "bincount": "length=n",
+    "repeat": "total_repeat_length=n",
+}  # fmt: skip
+"""The functions whose result has a shape that depends on values, and the argument that states its size."""
+
+
+def _sized(name: str, function: Callable[..., Any], size: str) -> Callable[..., Any]:
+    """Wraps a function of `_SIZES` to raise the error of such operations of `mirrored.tf` in compiled code."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except jax.errors.ConcretizationTypeError as error:
+            raise UnimplementedError.of(
+                f"tf.experimental.numpy.{name}",
+                found="the result depends on values that are computed in compiled code (tf.function, a compiled run)",
+                rule="these values determine the shape of the result, and compiled code has fixed shapes",
+                remedy=f"pass {size} to {name}, with the size n; or call it outside of compiled code",
+            ) from error
+
+    return call
 
 
 def experimental_enable_numpy_behavior(prefer_float32: bool = False, dtype_conversion_mode: str = "legacy") -> None:

@@ -19,6 +19,7 @@ from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._ops.indexing import require_indices, require_prefix
 from mirrored.tf._ops.real_numbers import of_reals, refuse_complex
+from mirrored.tf._static import known_elements
 from mirrored.tf._table import Axes, Int, op, rows
 from mirrored.tf._tensors import as_tensor
 from mirrored.values.index_checks import values_now
@@ -266,16 +267,19 @@ def _check_weights(arr: jax.Array, weights: jax.Array) -> None:
 def bincount(
     arr: jax.Array,
     weights: jax.Array | None = None,
-    minlength: Any = None,
-    maxlength: Any = None,
+    minlength: Int | None = None,
+    maxlength: Int | None = None,
     dtype: DTypeLike = "int32",
     axis: Int | None = None,
     binary_output: bool = False,
 ) -> jax.Array:
     """Counts how often each integer occurs in a tensor, or sums weights for each integer.
 
-    With ``axis=-1`` it counts in each row; None and 0 mean the whole tensor.
-    Inside `tf.function`, pass the same value as `minlength` and `maxlength`: the length is a shape.
+    With ``axis=-1`` it counts in each row; None and 0 mean the whole tensor. Inside `tf.function`, pass the same value
+    as `minlength` and `maxlength`: the length is a shape.
+
+    Raises:
+        UnimplementedError: The length depends on values that compiled code computes.
     """
     if values_now(arr) is not None and arr.size and int(jnp.min(arr)) < 0:
         raise InvalidArgumentError.of(
@@ -286,15 +290,21 @@ def bincount(
         )
     _check_bincount_axis(axis)
     arr = arr.astype(jnp.int32) if arr.dtype.itemsize < 4 else arr  # in which lengths could wrap around
-    length = None if minlength is None or minlength != maxlength else int(maxlength)
-    if length is None:
-        length = max(int(jnp.max(arr, initial=-1)) + 1, int(minlength or 0))
-        length = length if maxlength is None else min(length, int(maxlength))
+    length = maxlength
+    if length is None or length != minlength:
+        length = max(_number_of_classes("tf.math.bincount", arr, "minlength=n, maxlength=n"), minlength or 0)
+        length = length if maxlength is None else min(length, maxlength)
     if weights is not None:
         _check_weights(arr, weights)
     counted = _counted(arr if axis == -1 else arr.reshape(-1), weights, length)
     counted = counted.astype(array_dtype(dtype) if weights is None else weights.dtype)
     return jnp.minimum(counted, 1) if binary_output else counted
+
+
+def _number_of_classes(called: str, arr: jax.Array, sizes: str) -> int:
+    """Returns the largest integer in a tensor, plus one; 0 for an empty tensor."""
+    instead = f"{called}(..., {sizes}), with the number of classes n"
+    return int(known_elements(arr, called, instead, jnp.max)) + 1 if arr.size else 0
 
 
 def _counted(arr: jax.Array, weights: jax.Array | None, length: int) -> jax.Array:
@@ -322,13 +332,17 @@ def confusion_matrix(
     """Returns a matrix that counts the examples with each label (row) and prediction (column).
 
     Inside `tf.function`, pass `num_classes`.
+
+    Raises:
+        UnimplementedError: The number of classes depends on values that compiled code computes.
     """
     true, guessed = _as_classes(labels), _as_classes(predictions)
     require_prefix("tf.math.confusion_matrix", "labels", true, "predictions", guessed)
     if weights is not None:
         weights = weights.reshape(-1)
         require_prefix("tf.math.confusion_matrix", "labels", true, "weights", weights)
-    size = int(jnp.maximum(true.max(), guessed.max())) + 1 if num_classes is None else num_classes
+    if (size := num_classes) is None:
+        size = max(_number_of_classes("tf.math.confusion_matrix", one, "num_classes=n") for one in (true, guessed))
     require_indices("tf.math.confusion_matrix", true, size, "labels")
     require_indices("tf.math.confusion_matrix", guessed, size, "predictions")
     amount = jnp.ones(true.shape) if weights is None else weights

@@ -60,8 +60,8 @@ def betainc(a: Any, b: Any, x: Any, name: str | None = None) -> Tensor: ...
 def bincount(
     arr: Any,
     weights: Any | None = None,
-    minlength: Any = None,
-    maxlength: Any = None,
+    minlength: SupportsIndex | None = None,
+    maxlength: SupportsIndex | None = None,
     dtype: DTypeLike = "int32",
     axis: SupportsIndex | None = None,
     binary_output: bool = False,
