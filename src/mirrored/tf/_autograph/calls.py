@@ -42,6 +42,7 @@ _LIBRARIES: Final = tuple(
     }
 )
 _NOT_CONVERTED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_converted_inside: Final[weakref.WeakSet[types.CodeType]] = weakref.WeakSet()
 _converted: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -64,12 +65,23 @@ def do_not_convert(function: Callable[..., Any] | None = None) -> Any:
     return function
 
 
+def mark_converted(function: types.FunctionType, extras: object = None) -> types.FunctionType:
+    """Records that a function is defined in converted code, and hence is converted itself; returns the function.
+
+    AutoGraph's passes insert the calls. The mark is that of the code: `functools.wraps` copies attributes of a function
+    to a wrapper that may not be converted.
+    """
+    del extras
+    _converted_inside.add(function.__code__)
+    return function
+
+
 def is_convertible(function: object) -> bool:
     """Returns whether AutoGraph can convert a function: it must be user code in Python, and not a generator."""
     code = getattr(function, "__code__", None)
     if not isinstance(function, types.FunctionType) or code is None:
         return False
-    if function in _NOT_CONVERTED or hasattr(function, "autograph_info__"):
+    if function in _NOT_CONVERTED or code in _converted_inside:
         return False
     if code.co_filename.startswith(_LIBRARIES) or "site-packages" in code.co_filename:
         return False

@@ -291,7 +291,7 @@ def _operators(falls_through: frozenset[str]) -> types.ModuleType:
     scope_class = type("FunctionScope", (scope.FunctionScope,), {"falls_through": falls_through})
     names = {**vars(special_functions), **vars(defaults), **_OPERATORS, "FunctionScope": scope_class, "STD": _OPTIONS}
     names["ConversionOptions"], names["Feature"] = converter.ConversionOptions, converter.Feature
-    names["autograph_artifact"] = api.autograph_artifact
+    names["autograph_artifact"] = calls.mark_converted
     module.__dict__.update({name: value for name, value in names.items() if not name.startswith("__")})
     return module
 
