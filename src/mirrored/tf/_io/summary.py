@@ -364,7 +364,8 @@ def _is_first() -> Written:
     if replica is None:
         return True
     replica_id = replica.replica_id_in_sync_group
-    return replica.local_index == 0 and replica_id == 0  # a device's first slot has its lowest id
+    is_first: Written = replica_id == 0
+    return is_first if replica.local_index == 0 else False  # a device's first slot has its lowest id
 
 
 def _no_step_error(kind: str) -> ArgumentError:
