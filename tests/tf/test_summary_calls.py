@@ -233,6 +233,20 @@ def test_transforms_write(tmp_path, writer, transform):
     assert len(found) == {"grad": 2, "checkpoint": 4, "vmap": 6}[transform]
 
 
+def test_layers_write_in_fit(tmp_path, writer):
+    class Layer(tf.keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            tf.summary.scalar("mean", tf.reduce_mean(x), step=0)
+            return x
+
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones"), Layer()])
+        model.compile("sgd", "mse")
+    with writer.as_default():
+        model.fit(np.ones([16, 4]), np.full([16, 1], 4.0), batch_size=8, epochs=2, verbose=0)
+    assert scalars(writer, tmp_path) == {"mean": [(0, 4.0)] * 4}
+
+
 def test_misuse_is_refused_while_tracing(writer):
     with writer.as_default():
         with pytest.raises(ArgumentError, match="no step was passed"):

@@ -363,8 +363,7 @@ def _is_first() -> Written:
     replica = ambient().replica
     if replica is None:
         return True
-    replica_id = replica.replica_id_in_sync_group
-    is_first: Written = replica_id == 0
+    is_first: Written = replica.replica_id_in_sync_group == 0
     return is_first if replica.local_index == 0 else False  # a device's first slot has its lowest id
 
 
