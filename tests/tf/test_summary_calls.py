@@ -93,6 +93,26 @@ def test_the_condition_of_record_if(tmp_path, writer, kind):
     assert [at for at, _ in scalars(writer, tmp_path).get("loss", [])] == [i for i in range(4) if expected[i]]
 
 
+def test_a_condition_that_does_not_change_holds_in_a_loop_with_gradient(tmp_path, writer):
+    """JAX omits calls of the host in a branch of such a loop."""
+
+    @tf.function
+    def run(x: Any, is_on: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x * 1.0
+            for i in tf.range(2):
+                y = y * x
+                with tf.summary.record_if(is_on):
+                    tf.summary.scalar("y", y, step=i)
+        return tape.gradient(y, x)
+
+    with writer.as_default():
+        for is_on in (True, False):
+            assert run(tf.constant(2.0), tf.constant(is_on)) == 12.0
+    assert scalars(writer, tmp_path) == {"y": [(0, 4.0), (1, 8.0)]}
+
+
 def test_values_of_one_execution_are_written_in_program_order(tmp_path, writer):
     @tf.function
     def steps(x: Any, first: Any) -> Any:
