@@ -251,3 +251,29 @@ def test_a_shape_that_changes_is_refused_with_the_remedy():
     run = tf.function(lambda x: tf.numpy_function(np.unique, [x], tf.float32))
     with pytest.raises(Exception, match=r"returned shapes \[\(2,\)\](.|\n)*Tout=tf.TensorSpec"):
         jax.block_until_ready(run(tf.constant([1.0, 2.0])))
+
+
+def test_a_call_without_result_happens_in_a_loop_through_which_a_gradient_is_taken():
+    calls = []
+
+    @tf.function
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x * 1.0
+            for i in tf.range(2):
+                y = y * x
+                tf.py_function(lambda i, y: calls.append((int(i), float(y))), [i, y], None)
+        return tape.gradient(y, x)
+
+    assert run(tf.constant(2.0)) == 12.0
+    jax.effects_barrier()
+    assert calls == [(0, 4.0), (1, 8.0)]
+
+
+def test_an_error_in_a_call_without_result_is_raised():
+    def fail(x):
+        raise KeyError(f"of {x}")
+
+    with pytest.raises(Exception, match="KeyError: 'of 1.0'"):
+        jax.block_until_ready(tf.function(lambda x: (tf.py_function(fail, [x], None), x + 1)[1])(tf.constant(1.0)))

@@ -186,6 +186,9 @@ def _from_program(
             )
         return results
 
+    if not shapes:  # JAX omits an `io_callback` whose results nobody uses in a loop through which a gradient is taken
+        jax.debug.callback(host, *tensors)
+        return []
     return list(io_callback(host, shapes, *tensors))
 
 
