@@ -8,6 +8,7 @@ from typing import Any, Final
 from mirrored.errors import ArgumentError
 
 _COUNT: Final = "next_iteration"
+_AHEAD: Final = "made"
 
 
 class _DifferentError(Exception):
@@ -19,6 +20,7 @@ def common_position(positions: Sequence[Any]) -> Any:
 
     A worker that alone has read the data, for instance to show examples, has counted more passes than the others. The
     position then has the largest count, with which all workers would begin their next pass (`Source.share_seeds`).
+    The threads of `prefetch` may have made other inner datasets that follow the position; it has those of worker 0.
 
     Args:
         positions: The position of each worker, as dicts, lists and plain values.
@@ -38,15 +40,18 @@ def common_position(positions: Sequence[Any]) -> Any:
 def _common(parts: Sequence[Any]) -> Any:
     first = parts[0]
     if isinstance(first, dict) and all(isinstance(part, dict) and part.keys() == first.keys() for part in parts):
-        return {
-            key: max(part[key] for part in parts) if key == _COUNT else _common([part[key] for part in parts])
-            for key in first
-        }
+        return {key: _common_of(key, [part[key] for part in parts]) for key in first}
     if isinstance(first, list) and all(isinstance(part, list) and len(part) == len(first) for part in parts):
         return [_common(one) for one in zip(*parts, strict=True)]
     if any(part != first for part in parts):
         raise _DifferentError
     return first
+
+
+def _common_of(key: str, parts: Sequence[Any]) -> Any:
+    if key == _AHEAD:
+        return parts[0]
+    return max(parts) if key == _COUNT else _common(parts)
 
 
 def check_workers(state: dict[str, Any], workers: int, read: bool) -> None:

@@ -269,12 +269,20 @@ class InterleaveCursor:
         open_input: Opens the stream of one input; its second argument is the index of the input.
         cycle: Number of streams that are open at a time.
         block: Number of consecutive elements from one stream.
+        passed: Receives each input, and its index, whose stream ended before a restored position.
 
     Source: the order of `tf.data.Dataset.interleave`, where the next input takes the slot of a stream that ends.
     """
 
-    def __init__(self, inputs: Cursor, open_input: Callable[[Element, int], Cursor], cycle: int, block: int) -> None:
-        self._inputs, self._open_input, self._block = inputs, open_input, block
+    def __init__(
+        self,
+        inputs: Cursor,
+        open_input: Callable[[Element, int], Cursor],
+        cycle: int,
+        block: int,
+        passed: Callable[[Element, int], object] = lambda value, number: None,
+    ) -> None:
+        self._inputs, self._open_input, self._block, self._passed = inputs, open_input, block, passed
         self._start = inputs.get_state()
         self._slots: list[tuple[Element, int, Cursor] | None] = [None] * cycle
         self._opened = self._turn = self._taken = 0
@@ -352,6 +360,8 @@ class InterleaveCursor:
                 cursor = self._open_input(value, number)
                 cursor.set_state(state["slots"][place]["inner"])
                 self._slots[place] = (value, number, cursor)
+            else:
+                self._passed(value, number)
         self._opened, self._turn, self._taken = state["opened"], state["turn"], state["taken"]
         self._ended = state["ended"]
 

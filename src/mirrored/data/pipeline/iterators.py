@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -14,14 +15,15 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, next_as_optional
+from mirrored.data.pipeline.inner_datasets import InnerDatasets
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
 from mirrored.data.pipeline.nodes import KEYS, Node, Run, first_element, nodes, random_step_ids, random_steps, seeded
 from mirrored.data.pipeline.positions import (
+    check_epochs,
     check_recorded,
     check_same,
     dropped_remainder_error,
     epochs_of,
-    is_in_first_epoch,
     may_have_dropped,
     outline,
     recorded_of,
@@ -81,7 +83,7 @@ class DatasetIterator(IteratedAsPython):
         # Keyed by `id`: nodes compare by identity, and the pipeline keeps them alive.
         self._seeds = self._epochs.seeds
         self._continues, self._keys = False, KEYS
-        self._outline = outline(node)
+        self._outline, self._inner = outline(node), InnerDatasets(node, {})
         self._reading: RestartingCursor | None = None
         self._released: RestartingCursor | None = None  # the one before; it still knows its position
         self._end: Any = None
@@ -119,6 +121,7 @@ class DatasetIterator(IteratedAsPython):
             raise stop_iteration(self._no_element_error)
         try:
             element = self._read()
+            self._refuse_misfit()
         except StopIteration:
             self._end = self._cursor().get_end(self._count)
             self._release()
@@ -200,6 +203,7 @@ class DatasetIterator(IteratedAsPython):
                 "cardinality": self._cardinality,
                 "epochs": self._lengths,
                 "position": self._position(),
+                "made": self._inner.get_state(),
             }
 
     def _position(self) -> Any:
@@ -225,7 +229,7 @@ class DatasetIterator(IteratedAsPython):
             ArgumentError: The order has changed, or other examples are dropped at the end of each epoch.
         """
         own = self._recorded
-        self._check_epochs(state)
+        check_epochs(state, self._node, self._lengths)
         groups = ("grouping", "grouped")
         is_same = all(state.get(name, own[name]) == own[name] for name in groups)
         if is_same and state.get("pipeline") == self._outline and not again:
@@ -235,7 +239,7 @@ class DatasetIterator(IteratedAsPython):
         if may_have_dropped(state, self._node):
             raise dropped_remainder_error(str(state.get("pipeline")), self._outline)
         changed = {"pipeline": self._outline, **{name: own[name] for name in (*groups, "replayed")}}
-        self.set_state({**state, **changed, "position": None, "count": 0})
+        self.set_state({**state, **changed, "position": None, "count": 0, "counts_examples": True})
         return False
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -245,7 +249,8 @@ class DatasetIterator(IteratedAsPython):
             state: A result of `get_state`.
 
         Raises:
-            ArgumentError: The position belongs to another pipeline.
+            ArgumentError: The position belongs to another pipeline, or a function of it now makes another dataset. If a
+                cache has to read its elements again, `next` raises the error.
             InputError: The data now ends before the position.
             ContextError: Another thread still reads an element after `LONGEST_WAIT` seconds.
         """
@@ -269,8 +274,9 @@ class DatasetIterator(IteratedAsPython):
         if state["position"] is not None:
             self._check_count(state)
         check_recorded(state, self._node, self._recorded)
-        self._check_epochs(state)
+        check_epochs(state, self._node, self._lengths)
         before = self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count
+        inner, self._inner = self._inner, InnerDatasets(self._node, state.get("made", {}), "counts_examples" in state)
         epochs = self._epochs.get_state(), self._functions.get_state(), self.draws
         self._reading, self._end, self._continues = None, None, True
         self._seeds = {**self._seeds, **dict(zip(map(id, steps), state["seeds"], strict=True))}
@@ -286,18 +292,31 @@ class DatasetIterator(IteratedAsPython):
             self._functions.continue_with(draws["number"], draws["next_iteration"])
         try:
             if state["position"] is not None:
-                self._cursor().set_state(state["position"], self._count)
-        except BaseException as error:
+                self._read_from(state["position"])
+        except BaseException:
             self._release()
             self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count = before
             self._epochs.set_state(epochs[0])
             self._functions.set_state(epochs[1])
-            self.draws = epochs[2]
-            if isinstance(error, IndexError) and engine().is_beyond_end(error):
-                raise beyond_end_error() from error
+            self.draws, self._inner = epochs[2], inner
             raise
         if before[0] is not None:
             before[0].close()
+
+    def _read_from(self, position: Any) -> None:
+        try:
+            self._cursor().set_state(position, self._count)
+        except Exception as error:
+            self._refuse_misfit()
+            if isinstance(error, IndexError) and engine().is_beyond_end(error):
+                raise beyond_end_error() from error
+            raise
+        self._refuse_misfit()
+
+    def _refuse_misfit(self) -> None:
+        """Raises the error of an inner dataset that does not fit the position, also if a step has caught it."""
+        if self._inner.error is not None:
+            raise self._inner.error from None
 
     def first_of(self, state: dict[str, Any]) -> Element:
         """Returns the first element of the pass to which a saved position belongs.
@@ -319,19 +338,6 @@ class DatasetIterator(IteratedAsPython):
     @functools.cached_property
     def _recorded(self) -> dict[str, list[str]]:
         return recorded_of(self._node)
-
-    def _check_epochs(self, state: dict[str, Any]) -> None:
-        """Raises ArgumentError if a saved read position depends on an epoch length that has changed."""
-        saved = state.get("epochs", self._lengths)  # positions of earlier versions have none
-        if saved != self._lengths and not is_in_first_epoch(state, self._node):
-            raise ArgumentError(
-                "DatasetIterator.set_state",
-                found=f"the epochs had {saved} elements when the position was saved, and have {self._lengths} now",
-                rule="a position counts the elements of all epochs of `repeat`, which must keep their number (the "
-                "argument of `take`, the number of examples)",
-                remedy="build the dataset with the saved number of elements, or begin a new epoch: do not set the "
-                "position, and restore the checkpoint without the iterator",
-            )
 
     def _check_count(self, state: dict[str, Any]) -> None:
         """Raises an error if the dataset has become so short that no element follows the saved position any more.
@@ -411,6 +417,7 @@ class DatasetIterator(IteratedAsPython):
     def _opened(self) -> RestartingCursor:
         seeds = dict(zip(self._seeds, self.seeds, strict=True))
         run = self._run(self._iteration, seeds, self._continues, self._keys, self.draws)
+        run = dataclasses.replace(run, inner=self._inner)
         open_cursor = functools.partial(self._node.cursor, run)
         return RestartingCursor(open_cursor, isinstance(self._node, Prefetched))
 

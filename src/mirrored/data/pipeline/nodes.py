@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.seeds import FunctionPasses
 from mirrored.data.specs import NoElementError
 from mirrored.runtime.element_draws import FunctionStreamId
+
+if TYPE_CHECKING:
+    from mirrored.data.pipeline.inner_datasets import InnerDatasets
 
 ENDLESS: Final = 2**62
 """The length of an infinite indexed dataset. Grain and `len` accept it, and the sum of two fits into 64 bits."""
@@ -51,6 +54,7 @@ class Run:
         fills_caches: Whether caches keep the elements. False for a pass that infers a spec, with seeds of its own.
         makers: In a dataset that a function of another one makes, the `id` of each outer step.
         used_makers: The makers on whose seeds elements depend, added during the pass; None if they are not needed.
+        inner: The datasets that functions make; None for a pass that has no saved positions.
     """
 
     path: tuple[int, ...] = (0,)
@@ -65,6 +69,7 @@ class Run:
     fills_caches: bool = True
     makers: tuple[int, ...] = ()
     used_makers: set[int] | None = None
+    inner: InnerDatasets | None = None
 
     def draws_of(self, step: Node) -> FunctionStreamId:
         """Returns the id of the random stream for an operation's user function in this iteration."""

@@ -11,6 +11,22 @@ from mirrored.errors import ArgumentError
 
 _DROPS: Final = "drop_remainder=True"  # in `Node.grouping`
 _BEFORE_OTHERS: Final = " elements before others"
+_IGNORES: Final = "Forgiving"  # the operation `ignore_errors`
+_CHANGES_NUMBER: Final = frozenset(
+    {
+        "Chosen",
+        "Concatenated",
+        "Filtered",
+        _IGNORES,
+        "Grouped",
+        "Interleaved",
+        "Resampled",
+        "TakenWhile",
+        "Unique",
+        "Windowed",
+    }
+)
+"""The operations that leave out elements or put others between them, and have no arguments that tell it."""
 
 
 def outline(node: Node) -> str:
@@ -114,8 +130,8 @@ def check_recorded(state: dict[str, Any], node: Node, recorded: dict[str, list[s
         check_same(saved, own)
 
 
-def check_same(saved: list[str], own: list[str]) -> None:
-    """Raises ArgumentError if the saved arguments of pipeline operations differ from the present ones.
+def check_same(saved: list[str], own: list[str], owner: str = "this dataset") -> None:
+    """Raises ArgumentError if the saved arguments of pipeline operations differ from the present ones of `owner`.
 
     Raises:
         ArgumentError: The arguments differ.
@@ -123,7 +139,7 @@ def check_same(saved: list[str], own: list[str]) -> None:
     if saved != own:
         raise ArgumentError(
             "DatasetIterator.set_state",
-            found=f"the position was saved with {saved}, this dataset has {own}",
+            found=f"the position was saved with {saved}, {owner} has {own}",
             rule="a position fits only the order in which the elements were read: the buffer size and the number "
             "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window`, `group_by_window` and "
             "`rejection_resample` stay the same; so do, before these operations, those of `interleave` "
@@ -131,6 +147,55 @@ def check_same(saved: list[str], own: list[str]) -> None:
             "`rebatch`; and the number of elements before `concatenate`, after these have been read",
             remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
             "set the position, and restore the checkpoint without the iterator",
+        )
+
+
+def elements_changed_by(names: str) -> list[str]:
+    """Returns the operations of an `outline` that leave out elements or put others between them, from the source.
+
+    Each is followed by the number of `batch` operations before it: one before `batch` gets other elements.
+
+    Example:
+        >>> elements_changed_by("StreamBatched4 < Filtered < RangeSource")
+        ['Filtered 0']
+        >>> elements_changed_by("Filtered < StreamBatched3 < Unbatched < ArraySource")
+        ['Unbatched 0', 'Filtered 1']
+    """
+    found, batches = [], 0
+    steps = [re.sub(r"^Stream|\d+$", "", name) for name in reversed(names.split(" < "))]
+    for place, step in enumerate(steps):
+        if step == "Unbatched" and batches:  # returns the examples before that `batch`
+            batches -= 1
+        # Elements after those that `take` returns follow in the next epoch.
+        elif step in _CHANGES_NUMBER or step == "Unbatched" or (step == "Limited" and "Repeated" in steps[place:]):
+            found.append(f"{step} {batches}")
+        batches += step.endswith("Batched")
+    return found
+
+
+def check_elements(saved: str, own: str) -> None:
+    """Raises ArgumentError if examples that are counted from the start are not those before a saved position.
+
+    Args:
+        saved: The outline of the saved pipeline.
+        own: That of the present one.
+
+    Raises:
+        ArgumentError: An operation that leaves out or adds elements has been added, removed or moved.
+    """
+    before, now = elements_changed_by(saved), elements_changed_by(own)
+    if not any(_IGNORES in one for one in before):
+        # No element before the position has raised an exception, so that `ignore_errors` has left out none of them.
+        now = [one for one in now if _IGNORES not in one]
+    if before != now:
+        raise ArgumentError(
+            "DatasetIterator.set_state",
+            found=f"the position was saved with {saved}, this dataset is {own}",
+            rule="in a dataset with other steps a position counts examples; steps that leave out or add elements, such "
+            "as `filter`, `unique`, `take_while`, `flat_map` and `unbatch`, stay the same, and stay before or after "
+            "`batch`. `map`, `cache`, `prefetch`, another batch size and a new `ignore_errors` keep the examples",
+            remedy="build the dataset with the saved steps until the epoch ends, or begin a new epoch: do not set the "
+            "position, and restore the checkpoint without the iterator",
         )
 
 
@@ -183,6 +248,29 @@ def is_in_first_epoch(state: dict[str, Any], node: Node) -> bool:
     given = state["count"] * size * _before_batches(repeat.parent)[1]
     known = [length for length in (*state["epochs"], *epochs_of(node)) if length >= 0]
     return len(state["epochs"]) == 1 and given <= min(known, default=0)
+
+
+def check_epochs(state: dict[str, Any], node: Node, lengths: list[int]) -> None:
+    """Raises ArgumentError if a saved read position depends on an epoch length that has changed.
+
+    Args:
+        state: The position; those of earlier versions have no lengths.
+        node: The dataset.
+        lengths: The result of `epochs_of(node)`.
+
+    Raises:
+        ArgumentError: The epochs have other numbers of elements.
+    """
+    saved = state.get("epochs", lengths)
+    if saved != lengths and not is_in_first_epoch(state, node):
+        raise ArgumentError(
+            "DatasetIterator.set_state",
+            found=f"the epochs had {saved} elements when the position was saved, and have {lengths} now",
+            rule="a position counts the elements of all epochs of `repeat`, which must keep their number (the "
+            "argument of `take`, the number of examples)",
+            remedy="build the dataset with the saved number of elements, or begin a new epoch: do not set the "
+            "position, and restore the checkpoint without the iterator",
+        )
 
 
 def may_have_dropped(state: dict[str, Any], node: Node) -> bool:

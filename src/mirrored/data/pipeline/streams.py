@@ -291,7 +291,18 @@ class Interleaved(StreamStep, CursorNode):
             node = self.open_input(element, number, run.draws_of(self))
             return node.cursor(inner_run(node, run, number, self))
 
-        return InterleaveCursor(self.parent.cursor(run), opened, self.cycle, self.block)
+        saved = frozenset[int]() if run.inner is None else run.inner.saved_indices(self, run)
+
+        def passed(element: Element, number: int) -> None:
+            if number not in saved:
+                return
+            try:
+                node = self.open_input(element, number, run.draws_of(self))
+            except Exception:  # such as: its file has been deleted since it was read
+                return
+            inner_run(node, run, number, self)  # compares it with the saved one
+
+        return InterleaveCursor(self.parent.cursor(run), opened, self.cycle, self.block, passed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
