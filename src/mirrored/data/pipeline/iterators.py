@@ -19,6 +19,7 @@ from mirrored.data.pipeline.inner_datasets import InnerDatasets
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
 from mirrored.data.pipeline.nodes import KEYS, Node, Run, first_element, nodes, random_step_ids, random_steps, seeded
 from mirrored.data.pipeline.positions import (
+    check_elements,
     check_epochs,
     check_recorded,
     check_same,
@@ -236,6 +237,7 @@ class DatasetIterator(IteratedAsPython):
             self.set_state(state)
             return True
         check_same(state.get("order", own["order"]), own["order"])
+        check_elements(str(state.get("pipeline")), self._outline)
         if may_have_dropped(state, self._node):
             raise dropped_remainder_error(str(state.get("pipeline")), self._outline)
         changed = {"pipeline": self._outline, **{name: own[name] for name in (*groups, "replayed")}}
