@@ -300,6 +300,16 @@ CHANGES: dict[str, tuple[Callable[[], Dataset], Callable[[], Dataset], str]] = {
         lambda: interleaved(2, 2).shuffle(4, seed=1),
         "block_length=1",
     ),
+    "cycle before unbatch": (
+        lambda: interleaved(2).batch(4).unbatch(),
+        lambda: interleaved(4).batch(4).unbatch(),
+        "cycle_length=2",
+    ),
+    "block before rebatch": (
+        lambda: interleaved(2).batch(4).rebatch(3),
+        lambda: interleaved(2, 2).batch(4).rebatch(3),
+        "block_length=1",
+    ),
     "inner cycle": (
         lambda: Dataset.range(2).flat_map(lambda _: interleaved(4)),
         lambda: Dataset.range(2).flat_map(lambda _: interleaved(2)),

@@ -13,7 +13,7 @@ from mirrored.errors import ArgumentError
 
 _OF_EACH: Final = 2  # datasets with the same operations: the second one shows whether their seeds differ
 _MOST: Final = 16  # records, and inner passes, of one operation, so that positions stay small
-_READ: Final = ("settings", "arguments", "grouping", "grouped", "replayed", "slices")
+_READ: Final = ("settings", "arguments", "grouping", "grouped", "replayed", "reread", "slices")
 _COUNTED: Final = ("settings", "arguments", "slices", "order")  # if the examples are counted, as with other batch sizes
 
 _Seeds = list[int | None]  # None for a drawn seed, which depends on that of the outer operation
@@ -71,6 +71,10 @@ class _Made:
             for record in self.records:
                 record["numbers"] = [number for number in record["numbers"] if number[:-1] != last]
             self.records = [record for record in self.records if record["numbers"]]
+
+
+class SameElementsError(ArgumentError):
+    """Error raised for a dataset with other steps that keep the elements, such as `map`: these can be counted."""
 
 
 class InnerDatasets:
@@ -146,8 +150,9 @@ class InnerDatasets:
 
     def _check(self, record: dict[str, Any], node: Node, name: str, makers: set[int]) -> None:
         saved = record["pipeline"]
-        if saved != name and (self._names is _READ or elements_changed_by(saved) != elements_changed_by(name)):
-            raise ArgumentError(
+        keeps = elements_changed_by(saved) == elements_changed_by(name)
+        if saved != name and not (keeps and self._names is _COUNTED):
+            raise (SameElementsError if keeps else ArgumentError)(
                 "DatasetIterator.set_state",
                 found=f"the position was saved when a function made the dataset {saved}; it now makes {name}",
                 rule="a position inside a dataset that a function makes (flat_map, interleave, group_by_window) can be "

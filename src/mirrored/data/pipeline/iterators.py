@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -15,7 +16,7 @@ from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit, warn_exhausted
 from mirrored.data.options import Optional, next_as_optional
-from mirrored.data.pipeline.inner_datasets import InnerDatasets
+from mirrored.data.pipeline.inner_datasets import InnerDatasets, SameElementsError
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
 from mirrored.data.pipeline.nodes import KEYS, Node, Run, first_element, nodes, random_step_ids, random_steps, seeded
 from mirrored.data.pipeline.positions import (
@@ -224,7 +225,7 @@ class DatasetIterator(IteratedAsPython):
         """Restores a saved read position, or else the start of the saved iteration.
 
         Returns:
-            Whether the position itself was restored. False if `again` is True, or if the operations have changed.
+            Whether the position itself was restored. False if `again` is True, or if operations have changed.
 
         Raises:
             ArgumentError: The order has changed, or other examples are dropped at the end of each epoch.
@@ -234,13 +235,14 @@ class DatasetIterator(IteratedAsPython):
         groups = ("grouping", "grouped")
         is_same = all(state.get(name, own[name]) == own[name] for name in groups)
         if is_same and state.get("pipeline") == self._outline and not again:
-            self.set_state(state)
-            return True
+            with contextlib.suppress(SameElementsError):
+                self.set_state(state)
+                return True
         check_same(state.get("order", own["order"]), own["order"])
         check_elements(str(state.get("pipeline")), self._outline)
         if may_have_dropped(state, self._node):
             raise dropped_remainder_error(str(state.get("pipeline")), self._outline)
-        changed = {"pipeline": self._outline, **{name: own[name] for name in (*groups, "replayed")}}
+        changed = {"pipeline": self._outline, **{name: own[name] for name in (*groups, "replayed", "reread")}}
         self.set_state({**state, **changed, "position": None, "count": 0, "counts_examples": True})
         return False
 

@@ -11,6 +11,7 @@ from mirrored.errors import ArgumentError
 
 _DROPS: Final = "drop_remainder=True"  # in `Node.grouping`
 _BEFORE_OTHERS: Final = " elements before others"
+_REREADS: Final = ("Rebatched", "Unbatched")
 _IGNORES: Final = "Forgiving"  # the operation `ignore_errors`
 _CHANGES_NUMBER: Final = frozenset(
     {
@@ -61,6 +62,8 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
     - ``grouping``: how the steps divide the examples into elements.
     - ``grouped``: the same for each step from the source, except `prefetch`. Earlier versions did not record it.
     - ``replayed``: those that decide the order of elements which a later step reads again, skips or reorders.
+    - ``reread``: the same for steps that read again only the batch in which the position lies. Earlier versions did not
+      record them.
     - ``slices``: the lengths of parts that others follow in `concatenate`, and the units in which slices count.
       Earlier versions did not record them.
     - ``order``: those that decide the order of all elements, of which a position may need only a part.
@@ -72,6 +75,7 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
         "grouping": _grouping_of(node),
         "grouped": _grouped_of(node),
         "replayed": _replayed_of(node),
+        "reread": [order for step in nodes(node) if step.name in _REREADS for order in _order_of(step)],
         "slices": _slices_of(node),
         "order": _order_of(node),
     }
@@ -122,7 +126,7 @@ def check_recorded(state: dict[str, Any], node: Node, recorded: dict[str, list[s
     Raises:
         ArgumentError: The dataset has other arguments.
     """
-    for name in ("settings", "arguments", "grouping", "grouped", "replayed", "slices"):
+    for name in ("settings", "arguments", "grouping", "grouped", "replayed", "reread", "slices"):
         own = recorded[name]
         saved = state.get(name, own)  # positions of earlier versions have none
         if name == "slices" and _is_in_first_part(state, node, saved, own):
@@ -142,9 +146,9 @@ def check_same(saved: list[str], own: list[str], owner: str = "this dataset") ->
             found=f"the position was saved with {saved}, {owner} has {own}",
             rule="a position fits only the order in which the elements were read: the buffer size and the number "
             "of elements of `shuffle`, and the arguments of `skip`, `shard`, `window`, `group_by_window` and "
-            "`rejection_resample` stay the same; so do, before these operations, those of `interleave` "
-            "(cycle_length is the number of cores by default), `csv_batches`, `sample_from_datasets`, `batch` and "
-            "`rebatch`; and the number of elements before `concatenate`, after these have been read",
+            "`rejection_resample` stay the same; so do, before these operations, `rebatch` and `unbatch`, those of "
+            "`interleave` (cycle_length is the number of cores by default), `csv_batches`, `sample_from_datasets`, "
+            "`batch` and `rebatch`; and the number of elements before `concatenate`, after these have been read",
             remedy="build the dataset with the saved arguments until the epoch ends, or begin a new epoch: do not "
             "set the position, and restore the checkpoint without the iterator",
         )
