@@ -149,6 +149,20 @@ def test_functions_may_make_other_datasets_before_the_first_element(maker: str) 
     assert sorted(read(restored)) == sorted(read(second))
 
 
+def test_later_passes_over_a_cache_have_the_datasets_of_the_first_one() -> None:
+    def cached(seed: int | None) -> Dataset:
+        return MAKERS["flat_map"](lambda d, _: d if seed is None else d.shuffle(3, seed=seed)).cache()
+
+    dataset = cached(1)
+    read(dataset)
+    _, state, rest = position_after(dataset, 8)
+    restored = iter(cached(2))
+    restored.set_state(state)
+    assert read(restored) == rest
+    with pytest.raises(ArgumentError, match="made the dataset"):
+        first_after(iter(cached(None)), state)
+
+
 def test_a_refused_position_leaves_the_iterator_where_it_was() -> None:
     _, state, _ = position_after(MAKERS["flat_map"](lambda d, _: d), 8)
     reading = iter(MAKERS["flat_map"](lambda d, _: d.skip(1)))

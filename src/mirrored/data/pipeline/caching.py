@@ -25,6 +25,7 @@ class Cached(OneParent, CursorTransformation):
     Attributes:
         items: The elements by index, for each version of keys and set of seeds. A restored position has its own.
         complete: All elements of a sequential dataset, for each version of keys and set of seeds.
+        made: The state of `Run.inner` after the pass that read these elements, for the positions of later passes.
 
     The receiver of an element may change its dict or list, so each pass returns new ones of the same arrays.
 
@@ -35,6 +36,7 @@ class Cached(OneParent, CursorTransformation):
 
     items: dict[tuple[int, ...], dict[int, Element]] = dataclasses.field(init=False, default_factory=dict)
     complete: dict[tuple[int, ...], list[Element]] = dataclasses.field(init=False, default_factory=dict)
+    made: dict[tuple[int, ...], dict[str, Any]] = dataclasses.field(init=False, default_factory=dict)
 
     def open(self, run: Run) -> Rows:
         rows = rows_of(self.parent, pinned(run))
@@ -57,6 +59,8 @@ class Cached(OneParent, CursorTransformation):
         key = self._key(run)
         if not run.fills_caches and key not in self.complete:
             return self.parent.cursor(pinned(run))
+        if run.inner is not None:
+            run.inner.add(self.made.get(key, {}))
         # Grain's cache belongs to one iterator, so that every epoch would compute the elements again.
         return _CacheCursor(self, pinned(run), key)
 
@@ -100,6 +104,7 @@ class _CacheCursor:
                 self._check_place(len(self._read))
                 if not self._lacks:
                     self._node.complete[self._key] = self._read
+                    self._node.made[self._key] = {} if self._run.inner is None else self._run.inner.get_state()
                 raise
             except Exception as error:
                 self._lacks = True

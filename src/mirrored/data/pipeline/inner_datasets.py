@@ -109,6 +109,11 @@ class InnerDatasets:
             for place, made in list(self._made.items())
         }
 
+    def add(self, state: dict[str, Any]) -> None:
+        """Adds the datasets of an earlier pass, whose elements a cache has kept."""
+        for place, records in state.items():
+            self._made.setdefault(place, dataclasses.replace(_Made.of(records), saved=frozenset()))
+
     def saved_indices(self, outer: Node, run: Run) -> frozenset[int]:
         """Returns the indices of an operation's inner datasets that the restored position contains."""
         return frozenset(number[-1] for number in self._of(outer, run).saved if number[:-1] == run.key)
