@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Final
 
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
@@ -91,16 +92,20 @@ class InnerDatasets:
     def __init__(self, node: Node, saved: dict[str, Any], counts_examples: bool = False) -> None:
         self._names = _COUNTED if counts_examples else _READ
         self._made = {place: _Made.of(records) for place, records in saved.items()}
-        # A later operation lets these read elements again, so that their order must be the same.
-        self._replayed = {
+        self._node = node
+        self.error: ArgumentError | None = None
+        """The error of a dataset that does not fit the position. A step such as `ignore_errors` can catch it."""
+
+    @functools.cached_property
+    def _replayed(self) -> set[int]:
+        """The ids of operations that read elements again after a restore, so that their order must be the same."""
+        return {
             id(step)
-            for later in nodes(node)
+            for later in nodes(self._node)
             if later.replays or later.keeps_elements
             for step in nodes(later)
             if step is not later or isinstance(later, StatefulStep)
         }
-        self.error: ArgumentError | None = None
-        """The error of a dataset that does not fit the position. A step such as `ignore_errors` can catch it."""
 
     def get_state(self) -> dict[str, Any]:
         """Returns the datasets that functions have made, for a saved position."""
