@@ -187,7 +187,8 @@ def _from_program(
         return results
 
     if not shapes:  # JAX omits an `io_callback` whose results nobody uses in a loop through which a gradient is taken
-        jax.debug.callback(host, *tensors)
+        call: Callable[..., Any] = host
+        jax.debug.callback(call, *tensors)
         return []
     return list(io_callback(host, shapes, *tensors))
 
