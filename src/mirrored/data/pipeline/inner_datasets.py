@@ -14,6 +14,7 @@ from mirrored.errors import ArgumentError
 
 _OF_EACH: Final = 2  # datasets with the same operations: the second one shows whether their seeds differ
 _MOST: Final = 16  # records, and inner passes, of one operation, so that positions stay small
+_COMPARED: Final = 32  # inner datasets of a pass, so that later ones cost nothing, unless seeds are replaced
 _READ: Final = ("settings", "arguments", "grouping", "grouped", "replayed", "reread", "slices")
 _COUNTED: Final = ("settings", "arguments", "slices", "order")  # if the examples are counted, as with other batch sizes
 
@@ -135,7 +136,10 @@ class InnerDatasets:
         Raises:
             ArgumentError: The dataset does not fit the restored position.
         """
-        made, name, steps, number = self._of(outer, run), outline(node), seeded(node), (*run.key, index)
+        made, number = self._of(outer, run), (*run.key, index)
+        if index >= _COMPARED and not made.replaced and number not in made.saved:
+            return {}
+        name, steps = outline(node), seeded(node)
         own = [None if isinstance(step.seed, DrawnSeed) else run.seeds.get(id(step), step.seed) for step in steps]
         try:
             for record in made.records if number in made.saved else ():
