@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from mirrored._blocks import contextmanager
 from mirrored._jax import caches
+from mirrored._jax.boxes import Array
 from mirrored._jax.placement import movable
 from mirrored._jax.traces import current_trace, is_eval_below
 from mirrored.errors import TransformError
@@ -109,12 +110,20 @@ class OverlayStore(VariableStore):
         return self._runner is not None and below is not None and not below.captures
 
     def on_device_of_merge(self, value: Any) -> Any:
-        if not self.is_of_eager_run() or self._runner.device_assignment.spans_processes:
-            return value
-        return jax.device_put(value, self._runner.device_assignment.device_of(0))
+        return self._near(value, 0) if self.is_of_eager_run() else value
 
     def _moved(self, value: jax.Array, replica: int) -> Any:
-        return jax.device_put(value, self._runner.device_assignment.device_of(replica)) if self._is_eager() else value
+        return self._near(value, replica) if self._is_eager() else value
+
+    def _near(self, value: jax.Array, replica: int) -> Any:
+        device_assignment = self._runner.device_assignment
+        device = device_assignment.device_of(device_assignment.addressable_replicas[replica])
+        if device_assignment.spans_processes and type(value) is Array and not value.is_fully_addressable:
+            if not value.is_fully_replicated:
+                return value  # the rows of all workers' replicas, which a collective reduces
+            copies = {shard.device: shard.data for shard in value.addressable_shards}
+            return copies.get(device, value.addressable_data(0))
+        return jax.device_put(value, device)
 
     def _row_of(self, replica: int) -> int:
         """Returns the index of a local replica's row in a stacked value.
@@ -127,6 +136,11 @@ class OverlayStore(VariableStore):
         if not self._is_eager():
             return value
         device_assignment = self._runner.device_assignment
+        if device_assignment.spans_processes and not variable.per_replica:
+            if not value.is_fully_addressable:
+                return value
+            copies = [jax.device_put(value, device) for device in device_assignment.addressable_devices]
+            return jax.make_array_from_single_device_arrays(value.shape, device_assignment.replicated, copies)
         return jax.device_put(
             value, device_assignment.sharded if variable.per_replica else device_assignment.replicated
         )

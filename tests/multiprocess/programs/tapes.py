@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -71,9 +72,41 @@ def jacobian(w: Any) -> Callable[[Any], Any]:
     return replica
 
 
+MERGED: dict[str, Callable[..., Any]] = {
+    "reads a mirrored variable": lambda mean, total, scale, loss: loss * scale,
+    "assigns": lambda mean, total, scale, loss: (mean.assign(loss), loss)[1],
+    "reads and assigns": lambda mean, total, scale, loss: (mean.assign(loss * scale), loss)[1],
+    "reads what it has assigned": lambda mean, total, scale, loss: (mean.assign_add(loss), loss * mean)[1],
+    "reads a sync-on-read variable": lambda mean, total, scale, loss: loss * total,
+}
+
+
+def merging(w: Any, variables: tuple[Any, ...], body: Callable[..., Any], before: bool) -> Callable[[Any], Any]:
+    mean, total, _ = variables
+
+    def merged(strategy: mr.Strategy, loss: Any) -> Any:
+        return body(*variables, strategy.reduce("MEAN", loss, axis=None))
+
+    def replica(rows: Any) -> Any:
+        context = mr.get_replica_context()
+        total.assign_add(jnp.sum(rows))
+        with mr.GradientTape() as tape:
+            own = jnp.sum(jnp.sin(rows @ w))
+            if before:  # an assignment of the replicas, which the merge finds
+                mean.assign(context.all_reduce("SUM", jax.lax.stop_gradient(own)))
+            value = context.merge_call(merged, args=(own,)) * jnp.sum(rows)
+        gradient = context.all_reduce("SUM", tape.gradient(value, w))
+        return jnp.append(gradient, mean.read_value())
+
+    return replica
+
+
 def outcomes(strategy: mr.Strategy) -> dict[str, list[float]]:
     with strategy.scope():
         w = mr.Variable(np.ones(4, np.float32), name="w")
+        mean = mr.Variable(0.5, trainable=False)
+        total = mr.Variable(0.0, trainable=False, synchronization="ON_READ", aggregation="SUM")
+        scale = mr.Variable(2.0, trainable=False)
     [batch] = strategy.experimental_distribute_dataset([X])
     programs = {
         f"{make.__name__} {kind} {target} {persistent}": make(w, kind, target, persistent)
@@ -81,8 +114,12 @@ def outcomes(strategy: mr.Strategy) -> dict[str, list[float]]:
         for kind in ("sum", "mean", "gather", "merge", "constant", "average")
         for target in ("own", "joined", "both")
         for persistent in (False, True)
+        if make is first_order or not persistent
     }
     programs["jacobian"] = jacobian(w)
+    for name, body in MERGED.items():
+        for before in (False, True):
+            programs[f"merge that {name} {before}"] = merging(w, (mean, total, scale), body, before)
     return {
         name: np.asarray(strategy.experimental_local_results(strategy.run(replica, args=(batch,)))[0]).tolist()
         for name, replica in programs.items()
