@@ -28,8 +28,8 @@ from gpu.contest import TINY
 from gpu.recording import Recorder
 from mirrored.collectives.summation import tree_sum
 from mirrored.runtime.ambient import within
-from mirrored.strategies.checks import OutSpecs
 from mirrored.strategies.compiled import run_compiled
+from mirrored.strategies.declared_results import OutSpecs
 
 COUNTS = (4, 1) if TINY else (8, 4, 2, 1)
 """Virtual replicas on one device; the first is the number of all replicas."""

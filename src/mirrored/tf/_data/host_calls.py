@@ -186,7 +186,7 @@ def _from_program(
             )
         return results
 
-    if not shapes:  # JAX omits an `io_callback` whose results nobody uses in a loop through which a gradient is taken
+    if not shapes:  # JAX omits an `io_callback` whose results are not used in a loop through which a gradient is taken
         call: Callable[..., Any] = host
         jax.debug.callback(call, *tensors)
         return []
