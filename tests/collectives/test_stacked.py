@@ -111,10 +111,11 @@ CLOSED_OVER = {
 }
 
 
+@pytest.mark.first(48)
 @pytest.mark.parametrize("operation", CLOSED_OVER)
 @pytest.mark.parametrize("compiled", COMPILED)
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("devices", [1, 3, 4])
+@pytest.mark.parametrize("devices", [3, 1, 4])
 def test_a_per_replica_value_that_a_compiled_function_closes_over(
     devices: int, deterministic: bool, compiled: str, operation: str
 ) -> None:

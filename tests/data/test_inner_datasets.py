@@ -95,9 +95,10 @@ def first_after(iterator: Any, state: Any) -> None:
     next(iterator)
 
 
-@pytest.mark.parametrize("later", LATER)
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.first(80)
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("later", LATER)
 def test_a_function_that_makes_other_datasets_is_refused(name: str, maker: str, later: str) -> None:
     before, after, found = REFUSED[name]
     for count in (7, 8, 14):
@@ -110,9 +111,10 @@ def test_a_function_that_makes_other_datasets_is_refused(name: str, maker: str, 
             first_after(restored, state)
 
 
-@pytest.mark.parametrize("later", LATER)
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.first(80)
 @pytest.mark.parametrize("inner", ["shuffle", "shuffle of a stream", "random_map"])
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("later", LATER)
 def test_the_saved_seeds_of_inner_datasets_are_used(inner: str, maker: str, later: str) -> None:
     made: dict[str, Callable[[int], Inner]] = {
         "shuffle": lambda seed: lambda d, _: d.shuffle(4, seed=seed),
