@@ -169,6 +169,20 @@ def test_the_position_after_an_error_or_close_is_that_after_the_last_element(nam
     assert read == [np.asarray(element).tolist() for element in expected]
 
 
+def test_the_position_after_close_is_not_that_of_an_earlier_pass() -> None:
+    """A restored position without a place in the pipeline, from which the examples are counted, opens no pipeline."""
+    dataset = Dataset.range(6).shuffle(6)
+    start = iter(dataset).get_state()
+    iterator = iter(dataset)
+    assert len(list(iterator)) == 6
+    iterator.restore(start, again=True)
+    iterator.close()
+    following, expected = iter(dataset), iter(dataset)
+    following.set_state(iterator.get_state())
+    expected.set_state(start)
+    assert [int(x) for x in following] == [int(x) for x in expected]
+
+
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize("prefetched", [False, True])
 def test_an_iterator_that_is_collected_in_its_own_thread_closes_its_source(

@@ -38,6 +38,10 @@ from mirrored.runtime.hooks import IteratedAsPython, note_created, note_iteratio
 # Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
 
 _VERSION: Final = 1
+_MOVED: Final = (
+    "_reading", "_released", "_end", "_seeds", "_continues", "_keys", "_iteration", "_count", "_inner", "draws"
+)  # fmt: skip
+"""The attributes that `set_state` changes, and a position that does not fit leaves as they were."""
 
 
 class DatasetIterator(IteratedAsPython):
@@ -87,7 +91,7 @@ class DatasetIterator(IteratedAsPython):
         self._continues, self._keys = False, KEYS
         self._outline, self._inner = outline(node), InnerDatasets(node, {})
         self._reading: RestartingCursor | None = None
-        self._released: RestartingCursor | None = None  # the one before; it still knows its position
+        self._released: RestartingCursor | None = None  # the last closed one, whose position `get_state` can return
         self._end: Any = None
         self._closed = self._waits = False
         self._count = 0
@@ -279,10 +283,10 @@ class DatasetIterator(IteratedAsPython):
             self._check_count(state)
         check_recorded(state, self._node, self._recorded)
         check_epochs(state, self._node, self._lengths)
-        before = self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count
-        inner, self._inner = self._inner, InnerDatasets(self._node, state.get("made", {}), "counts_examples" in state)
-        epochs = self._epochs.get_state(), self._functions.get_state(), self.draws
-        self._reading, self._end, self._continues = None, None, True
+        before = {name: getattr(self, name) for name in _MOVED}
+        self._inner = InnerDatasets(self._node, state.get("made", {}), "counts_examples" in state)
+        epochs = self._epochs.get_state(), self._functions.get_state()
+        self._reading, self._released, self._end, self._continues = None, None, None, True
         self._seeds = {**self._seeds, **dict(zip(map(id, steps), state["seeds"], strict=True))}
         self._iteration, self._count = state["iteration"], state["count"]
         # Positions saved by earlier versions have no "keys", and go on in their order; nor have they "next_iteration".
@@ -299,13 +303,12 @@ class DatasetIterator(IteratedAsPython):
                 self._read_from(state["position"])
         except BaseException:
             self._release()
-            self._reading, self._end, self._seeds, self._continues, self._keys, self._iteration, self._count = before
+            vars(self).update(before)
             self._epochs.set_state(epochs[0])
             self._functions.set_state(epochs[1])
-            self.draws, self._inner = epochs[2], inner
             raise
-        if before[0] is not None:
-            before[0].close()
+        if before["_reading"] is not None:
+            before["_reading"].close()
 
     def _read_from(self, position: Any) -> None:
         try:
