@@ -1,6 +1,7 @@
 """Reductions and gathers of values that compiled functions close over, and of arrays of 64 bits."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.checkpoint import Checkpoint
+from mirrored.collectives import stacked
 
 VALUES = {"float64": 1 / 3, "int64": 2**40 + 1, "uint64": 2**60 + 1, "complex128": 1 / 3 + 1j}
 
@@ -142,3 +144,16 @@ def test_updates_by_a_per_replica_value_that_a_function_closes_over(deterministi
     mr.function(lambda: summed.assign(value))()
     assert (v.numpy().tolist(), summed.numpy().tolist()) == ([-3.0, -3.0], [3.0, 3.0])
     assert mr.function(lambda: strategy.extended.reduce_to("SUM", value, v))().numpy().tolist() == [3.0, 3.0]
+
+
+def test_a_collective_in_a_trace_is_not_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog asked the tracer that it returns whether it is ready, and printed the traceback."""
+    labels: list[str] = []
+    monkeypatch.setattr(stacked.collective_log, "arrive", lambda label, line: labels.append(label))
+    monkeypatch.setattr(stacked.collective_log, "depart", lambda array: None)
+    assignment: Any = SimpleNamespace(spans_processes=True)
+    gather = lambda: stacked._logged("gather", assignment, lambda: jnp.ones(2) * 2)  # noqa: E731
+    jax.make_jaxpr(gather)()
+    assert labels == []
+    gather()
+    assert labels == ["gather"]

@@ -72,20 +72,26 @@ def jacobian(w: Any) -> Callable[[Any], Any]:
     return replica
 
 
+# Functions of a mirrored variable, a sync-on-read variable, a mirrored one, the replicas' losses and their mean.
 MERGED: dict[str, Callable[..., Any]] = {
-    "reads a mirrored variable": lambda mean, total, scale, loss: loss * scale,
-    "assigns": lambda mean, total, scale, loss: (mean.assign(loss), loss)[1],
-    "reads and assigns": lambda mean, total, scale, loss: (mean.assign(loss * scale), loss)[1],
-    "reads what it has assigned": lambda mean, total, scale, loss: (mean.assign_add(loss), loss * mean)[1],
-    "reads a sync-on-read variable": lambda mean, total, scale, loss: loss * total,
+    "reads a mirrored variable": lambda mean, total, scale, own, loss: loss * scale,
+    "assigns": lambda mean, total, scale, own, loss: (mean.assign(loss), loss)[1],
+    "reads and assigns": lambda mean, total, scale, own, loss: (mean.assign(loss * scale), loss)[1],
+    "reads what it has assigned": lambda mean, total, scale, own, loss: (mean.assign_add(loss), loss * mean)[1],
+    "reads a sync-on-read variable": lambda mean, total, scale, own, loss: loss * total,
+    "assigns the components of one": lambda mean, total, scale, own, loss: (total.assign(own), loss)[1],
+    "reads the components that it has assigned": lambda mean, total, scale, own, loss: (
+        total.assign_add(own),
+        loss * total,
+    )[1],
 }
 
 
 def merging(w: Any, variables: tuple[Any, ...], body: Callable[..., Any], before: bool) -> Callable[[Any], Any]:
     mean, total, _ = variables
 
-    def merged(strategy: mr.Strategy, loss: Any) -> Any:
-        return body(*variables, strategy.reduce("MEAN", loss, axis=None))
+    def merged(strategy: mr.Strategy, own: Any) -> Any:
+        return body(*variables, own, strategy.reduce("MEAN", own, axis=None))
 
     def replica(rows: Any) -> Any:
         context = mr.get_replica_context()
@@ -96,7 +102,8 @@ def merging(w: Any, variables: tuple[Any, ...], body: Callable[..., Any], before
                 mean.assign(context.all_reduce("SUM", jax.lax.stop_gradient(own)))
             value = context.merge_call(merged, args=(own,)) * jnp.sum(rows)
         gradient = context.all_reduce("SUM", tape.gradient(value, w))
-        return jnp.append(gradient, mean.read_value())
+        totals = context.all_gather(total.read_value()[None], axis=0)
+        return jnp.concatenate([gradient, mean.read_value()[None], totals])
 
     return replica
 
