@@ -25,13 +25,13 @@ class BlockSettings(NamedTuple):
     """
 
     is_64_bit: bool
-    precision: Any
-    promotion: Any
+    precision: str | None
+    promotion: str
 
 
 def block_settings() -> BlockSettings:
     """Returns the settings of this thread."""
-    config: Any = jax.config
+    config: Any = jax.config  # it makes its attributes at run time
     return BlockSettings(config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion)
 
 

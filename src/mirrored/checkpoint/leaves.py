@@ -354,8 +354,8 @@ class GeneratorLeaf(Leaf):
     def read(self) -> Saved:
         """Returns the random generator's state, in the form that checkpoints store."""
         if isinstance(self.generator, random.Random):
-            state: Any = {_KIND: _OF_PYTHON, "state": self.generator.getstate()}
-            return Saved("position", value=encode(state, type(self.generator).__name__))
+            of_python = {_KIND: _OF_PYTHON, "state": self.generator.getstate()}
+            return Saved("position", value=encode(of_python, type(self.generator).__name__))
         bits = self.generator.bit_generator
         state, seeds = bits.state, bits.seed_seq
         if isinstance(seeds, np.random.SeedSequence):

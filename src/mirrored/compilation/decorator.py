@@ -35,11 +35,10 @@ def function(
 
     Tracing: the function is traced once for each combination of the structure, order and types of keys, shapes, dtypes
     and static values (Python numbers, strings, other objects) of its arguments. Python side effects happen only during
-    tracing.
-    The trace finds the variables that the function reads and assigns. Values from globals, closures and attributes
-    become constants of the trace; later changes to them have no effect. A static argument that has been mutated causes
-    a new trace, unless it is hashed by identity. A field of a dataclass that does not take part in comparisons
-    (``field(compare=False)``) does not count. Another strategy scope, other JAX settings, a weakly typed array in
+    tracing. The trace finds the variables that the function reads and assigns. Values from globals, closures and
+    attributes become constants of the trace; later changes to them have no effect. A static argument that has been
+    mutated causes a new trace, unless it is hashed by identity. A field of a dataclass that does not take part in
+    comparisons (``field(compare=False)``) does not count. Another strategy scope, other JAX settings, a weakly typed array in
     place of another one, and an assignment that changes the shape of a variable cause a new trace, too. Another
     sharding of an argument does not: JAX compiles the traced program again.
 

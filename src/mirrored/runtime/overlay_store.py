@@ -97,7 +97,7 @@ class OverlayStore(VariableStore):
             return below
         return below if below.is_assigned(variable) else None
 
-    # In an eager run each replica computes on its own device, and merges compute on the first replica's device.
+    # In an eager run each replica computes on its own device, and merges on that of this process's first replica.
 
     def _is_eager(self) -> bool:
         return self._runner is not None and self._below is not None and not self._below.captures

@@ -113,8 +113,8 @@ class ReplicaContext:
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Waits for the other replicas, then calls ``merge_fn(strategy, *args, **kwargs)`` once for all of them.
 
-        It has the first replica's settings of `jax.enable_x64`, `jax.default_matmul_precision` and
-        `jax.numpy_dtype_promotion`, also those of a ``with`` block around the call.
+        `merge_fn` runs under the first replica's settings of `jax.enable_x64`, `jax.default_matmul_precision` and
+        `jax.numpy_dtype_promotion`, also if a ``with`` block around the call has set them.
 
         Context: replica context.
 

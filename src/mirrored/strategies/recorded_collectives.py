@@ -45,7 +45,7 @@ def all_reduce_recorded(
     reduce = _joining(reduce, device_assignment)
 
     @jax.custom_vjp
-    def run(lists: Any) -> Any:
+    def run(lists: Lists) -> list[list[Any]]:
         return reduce(op, lists)
 
     def backward(_: None, cotangents: Lists) -> Any:
@@ -102,7 +102,7 @@ def gather_recorded(
         return ([lax.slice_in_dim(total, start, end, axis=axis) for total, start, end in places],)
 
     @jax.custom_vjp
-    def run(parts: Any) -> Any:
+    def run(parts: Sequence[Any]) -> Any:
         return forward(parts)[0]
 
     run.defvjp(forward, backward)

@@ -14,7 +14,7 @@ from mirrored.errors import ArgumentError
 
 _OF_EACH: Final = 2  # datasets with the same operations: the second one shows whether their seeds differ
 _MOST: Final = 16  # records, and inner passes, of one operation, so that positions stay small
-_COMPARED: Final = 32  # inner datasets of a pass, so that later ones cost nothing, unless seeds are replaced
+_COMPARED: Final = 32  # only the first inner datasets of a pass are recorded, so that later ones cost nothing
 _READ: Final = ("settings", "arguments", "grouping", "grouped", "replayed", "reread", "slices")
 _COUNTED: Final = ("settings", "arguments", "slices", "order")  # if the examples are counted, as with other batch sizes
 

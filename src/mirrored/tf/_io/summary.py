@@ -26,6 +26,7 @@ from mirrored.tf._io.tensor_protos import check_writable, tensor_proto
 from mirrored.tf._tensors import as_tensor
 
 Written: TypeAlias = bool | jax.Array
+_Events: TypeAlias = Any  # a writer of tensorboardX, which ships no types
 _MOST_SECONDS: Final = 60.0  # for the thread that writes events
 _numbers: Final = itertools.count()  # of the writers of this process
 
@@ -261,7 +262,7 @@ def image(
     what = "of shape [images, height, width, channels]"
     _check_shape("image", data, lambda shape: len(shape) == 4, what, "data[tf.newaxis, ..., tf.newaxis]")
 
-    def add(events: Any, value: Any, at: int) -> None:
+    def add(events: _Events, value: Any, at: int) -> None:
         for number, picture in enumerate(np.asarray(value)[:max_outputs]):
             tag = name if number == 0 and max_outputs == 1 else f"{name}/{number}"
             shown = picture if picture.dtype == np.uint8 else np.clip(picture.astype(np.float32), 0, 1)
@@ -279,7 +280,7 @@ def histogram(
     """
     del description
 
-    def add(events: Any, value: Any, at: int) -> None:
+    def add(events: _Events, value: Any, at: int) -> None:
         if np.size(value):
             events.add_histogram(name, np.asarray(value, np.float32).ravel(), at, bins=buckets)
 
@@ -293,7 +294,7 @@ def text(name: str, data: object, step: SupportsIndex | None = None, description
     """
     del description
 
-    def add(events: Any, value: Any, at: int) -> None:
+    def add(events: _Events, value: Any, at: int) -> None:
         lines = [one.decode() for one in as_bytes_array(value).flat] if is_text(value) else [str(value)]
         events.add_text(name, "\n\n".join(lines), at)
 
@@ -309,7 +310,7 @@ def write(
     """
     del name
 
-    def add(events: Any, value: Any, at: int) -> None:
+    def add(events: _Events, value: Any, at: int) -> None:
         module = load("tensorboardX.summary", called="tf.summary.write", extra="summary")
         one = module.Summary.Value(tag=tag, tensor=tensor_proto(module, value), metadata=metadata)
         events.file_writer.add_summary(module.Summary(value=[one]), at)
@@ -329,7 +330,7 @@ def _check_shape(kind: str, data: object, fits: Callable[[tuple[int, ...]], bool
         )
 
 
-def _write(kind: str, data: Any, step: SupportsIndex | None, add: Callable[[Any, Any, int], None]) -> Written:
+def _write(kind: str, data: Any, step: SupportsIndex | None, add: Callable[[_Events, Any, int], None]) -> Written:
     """Writes a value by `add(events, data, step)`: now, or at each execution of the program that is being traced."""
     writer, record = _writer(), should_record_summaries()
     if writer is None or record is False:
