@@ -38,9 +38,9 @@ def function(
     tracing. The trace finds the variables that the function reads and assigns. Values from globals, closures and
     attributes become constants of the trace; later changes to them have no effect. A static argument that has been
     mutated causes a new trace, unless it is hashed by identity. A field of a dataclass that does not take part in
-    comparisons (``field(compare=False)``) does not count. Another strategy scope, other JAX settings, a weakly typed array in
-    place of another one, and an assignment that changes the shape of a variable cause a new trace, too. Another
-    sharding of an argument does not: JAX compiles the traced program again.
+    comparisons (``field(compare=False)``) does not count. Another strategy scope, other JAX settings, a weakly typed
+    array in place of another one, and an assignment that changes the shape of a variable cause a new trace, too.
+    Another sharding of an argument does not: JAX compiles the traced program again.
 
     Creating variables: if the first trace creates variables (other than the slots of an optimizer), the function is
     traced a second time, and only the second program runs, from the first call on. Python code such as
