@@ -1,11 +1,12 @@
 """Gradients of collectives in eager replicas: targets that depend on some of them, nested tapes, Jacobians.
 
-Usage: ``tapes.py``; `outcomes` is also called in one process.
+Usage: ``tapes.py part``; `outcomes` is also called in one process.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -108,7 +109,8 @@ def merging(w: Any, variables: tuple[Any, ...], body: Callable[..., Any], before
     return replica
 
 
-def outcomes(strategy: mr.Strategy) -> dict[str, list[float]]:
+def outcomes(strategy: mr.Strategy, part: str) -> dict[str, list[float]]:
+    """Returns the results of the programs of one part: one collective, or ``variables``."""
     with strategy.scope():
         w = mr.Variable(np.ones(4, np.float32), name="w")
         mean = mr.Variable(0.5, trainable=False)
@@ -118,13 +120,14 @@ def outcomes(strategy: mr.Strategy) -> dict[str, list[float]]:
     programs = {
         f"{make.__name__} {kind} {target} {persistent}": make(w, kind, target, persistent)
         for make in (first_order, nested)
-        for kind in ("sum", "mean", "gather", "merge", "constant", "average")
+        for kind in (part,)
         for target in ("own", "joined", "both")
         for persistent in (False, True)
-        if make is first_order or not persistent
+        if part != "variables" and (make is first_order or not persistent)
     }
-    programs["jacobian"] = jacobian(w)
-    for name, body in MERGED.items():
+    if part == "sum":
+        programs["jacobian"] = jacobian(w)
+    for name, body in MERGED.items() if part == "variables" else ():
         for before in (False, True):
             programs[f"merge that {name} {before}"] = merging(w, (mean, total, scale), body, before)
     return {
@@ -134,4 +137,4 @@ def outcomes(strategy: mr.Strategy) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    print("RESULT", json.dumps(outcomes(mr.MultiWorkerMirroredStrategy(deterministic=True))), flush=True)
+    print("RESULT", json.dumps(outcomes(mr.MultiWorkerMirroredStrategy(deterministic=True), sys.argv[1])), flush=True)
