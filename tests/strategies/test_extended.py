@@ -67,6 +67,50 @@ def test_momentum_by_hand(way):
     np.testing.assert_allclose(m.numpy(), momentum, rtol=1e-5)
 
 
+def test_update_with_values_that_were_all_reduced_in_the_replicas(way):
+    """As `OptimizerV2.apply_gradients` does: the replicas sum their gradients, and a merge applies them."""
+    v, m = variable(way.strategy, [1.0, 2.0]), variable(way.strategy, [0.0, 0.0])
+
+    def merge(strategy, gradients):
+        update = strategy.extended.update
+        update(m, lambda mom, g: mom.assign(0.5 * mom + g["m"]), args=(gradients,))
+        return update(
+            v, lambda var, g, scale: var.assign_sub(scale * (g + m)), args=(gradients["v"],), kwargs={"scale": 0.25}
+        )
+
+    def replica():
+        context = mr.get_replica_context()
+        g = jnp.asarray([1.0, 2.0]) * (context.replica_id_in_sync_group + 1)
+        total = context.all_reduce("SUM", g)
+        return context.merge_call(merge, args=({"v": total, "m": 2 * total},))
+
+    step = way.compile(lambda: way.strategy.run(replica))
+    step()
+    results = step()
+    total = np.asarray([1.0, 2.0]) * (way.num_replicas * (way.num_replicas + 1) / 2)
+    np.testing.assert_allclose(m.numpy(), 3 * total)
+    np.testing.assert_allclose(v.numpy(), np.asarray([1.0, 2.0]) - 0.25 * (2 * total + 5 * total))
+    for result in way.strategy.experimental_local_results(results):
+        np.testing.assert_allclose(result, v.numpy())
+
+
+@few
+def test_update_refuses_values_that_differ_between_replicas(way):
+    """Replicas' own gradients must be reduced before a variable without aggregation is assigned."""
+    v = variable(way.strategy, [1.0, 2.0])
+
+    def merge(strategy, gradient):
+        strategy.extended.update(v, lambda var, g: var.assign_sub(g), args=(gradient,))
+
+    def replica():
+        context = mr.get_replica_context()
+        context.merge_call(merge, args=(jnp.ones(2) * (context.replica_id_in_sync_group + 1),))
+
+    with pytest.raises(mr.errors.ReplicaDivergenceError, match="would differ between replicas"):
+        way.compile(lambda: way.strategy.run(replica))()
+    np.testing.assert_array_equal(v.numpy(), [1.0, 2.0])
+
+
 def test_destinations(two):
     v, x = variable(two, 0.0), two.run(fid)
     extended = two.extended

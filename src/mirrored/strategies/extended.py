@@ -15,7 +15,7 @@ from mirrored.strategies import reducing
 from mirrored.strategies.argument_checks import as_arguments
 from mirrored.strategies.checks import refuse_in_replica
 from mirrored.values import structures
-from mirrored.values.distributed_values import DistributedValues, Mirrored
+from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.values.stacking import as_given
 from mirrored.variables.variable import Variable
@@ -122,8 +122,10 @@ class StrategyExtended:
     ) -> Any:
         """Calls ``fn(var, *args, **kwargs)`` to update a variable on all replicas.
 
-        Context: cross-replica. A mirrored variable is updated once for all replicas. For a sync-on-read variable, every
-        replica updates its own component, as in `run`. In replica context, `fn` is called directly.
+        Context: cross-replica. A mirrored variable is updated once for all replicas. For a sync-on-read variable, and
+        if an argument is a per-replica value, every replica calls `fn` with its own components, as in `run`: what the
+        replicas assign to a mirrored variable must be equal, or is aggregated. In replica context, `fn` is called
+        directly.
 
         Args:
             var: The variable.
@@ -135,6 +137,7 @@ class StrategyExtended:
 
         Raises:
             ArgumentError: `var` is not a variable of this strategy, or `args` is not a list or tuple.
+            ReplicaDivergenceError: The replicas assign different values to a mirrored variable without aggregation.
         """
         if not isinstance(var, Variable) or (
             self._strategy.device_assignment is not None and var.strategy is not self._strategy
@@ -146,7 +149,7 @@ class StrategyExtended:
                 remedy="create the variable inside `with strategy.scope():`",
             )
         args = as_arguments("StrategyExtended.update", args, "update(var, fn, args=(x,))")
-        if var.per_replica and ambient().replica is None:
+        if ambient().replica is None and (var.per_replica or _has_components((args, kwargs))):
             results = self._strategy.run(fn, args=(var, *args), kwargs=kwargs)
             return results if group else self._strategy.experimental_local_results(results)
         own = structures.map_leaves(
@@ -328,3 +331,8 @@ def _read_or_copied(leaf: Leaf) -> Any:
     Any other leaf is returned unchanged (`as_given`).
     """
     return leaf.read_value() if isinstance(leaf, Variable) else as_given(leaf)
+
+
+def _has_components(tree: PyTree) -> bool:
+    """Returns whether a leaf is a per-replica value."""
+    return any(isinstance(leaf, PerReplica) for leaf in structures.flatten(tree)[0])
