@@ -73,7 +73,8 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         Args:
             map_func: Takes an element and returns an element. A tuple is passed as separate arguments. A list that it
                 returns becomes a tuple; lists inside of the element, as in a dict, become arrays. A dataset that it
-                reads, such as by `next(iter(...))`, needs a seed to repeat its order after a restore.
+                reads, such as by `next(iter(...))`, needs a seed and `reshuffle_each_iteration=False` to repeat its
+                order after a restore: a position does not contain how often functions have read it.
             num_parallel_calls: Number of threads that call it, if the pipeline is indexed; AUTOTUNE: one per core. The
                 order of elements does not change.
             deterministic: Accepted for compatibility with TensorFlow and ignored.
