@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -154,6 +155,70 @@ def test_datasets_from_a_function_are_compared_too(function: Steps) -> None:
         return restored.set_state(saved.get_state())
     with pytest.raises(ArgumentError, match="Filtered"):
         restored.set_state(saved.get_state())
+
+
+SHUFFLES: dict[str, Steps] = {
+    "shuffle": lambda d: d.shuffle(12, seed=9),
+    "stream": lambda d: d.filter(lambda x: True).shuffle(12, seed=9),
+    "sample": lambda d: Dataset.sample_from_datasets([d, d], seed=3, rerandomize_each_iteration=True),
+    "same order": lambda d: d.shuffle(12, seed=9, reshuffle_each_iteration=False),
+}
+CACHES: dict[str, Callable[[Steps, str], Steps]] = {
+    "none": lambda shuffle, folder: shuffle,
+    "before": lambda shuffle, folder: lambda d: shuffle(d.cache()),
+    "behind": lambda shuffle, folder: lambda d: shuffle(d).cache(),
+    "behind map": lambda shuffle, folder: lambda d: shuffle(d).map(lambda x: x).cache(),
+    "behind batch": lambda shuffle, folder: lambda d: shuffle(d).batch(3).cache().unbatch(),
+    "both": lambda shuffle, folder: lambda d: shuffle(d.cache()).cache(),
+    "file": lambda shuffle, folder: lambda d: shuffle(d).cache(folder),
+    "snapshot": lambda shuffle, folder: lambda d: shuffle(d).snapshot(folder),
+}
+
+
+STREAMS = ("behind batch", "file", "snapshot")  # the others have random access, if the shuffle has
+
+
+def repeated(dataset: Dataset, epochs: int) -> Dataset:
+    return dataset.repeat(epochs) if epochs > 1 else dataset
+
+
+@pytest.mark.first(30)
+@pytest.mark.parametrize("change", list(itertools.permutations(CACHES, 2)), ids=" to ".join)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("passes", [1, 0, 2])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_cache_that_keeps_another_order_is_refused_after_the_first_pass(
+    change: tuple[str, str], shuffle: str, epochs: int, passes: int, tmp_path: Any
+) -> None:
+    """Where it is accepted, each example comes once in each epoch; it was accepted always."""
+    strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
+    distributed = [
+        strategy.experimental_distribute_dataset(
+            repeated(CACHES[cache](SHUFFLES[shuffle], f"{tmp_path}/{place}")(Dataset.range(12)), epochs).batch(4)
+        )
+        for place, cache in enumerate(change)
+    ]
+    for _ in range(passes):
+        for _ in distributed[0]:
+            pass
+    iterator = iter(distributed[0])
+    ids = functools.partial(strategy.gather, axis=0)
+    before = [int(x) for batch in itertools.islice(iterator, 2) for x in ids(batch)]
+    saved, rest = iterator.get_state(), [int(x) for batch in iterator for x in ids(batch)]
+    restored = iter(distributed[1])
+    kept = [cache not in ("none", "before") for cache in change]
+    if shuffle != "same order" and kept[0] != kept[1] and (passes or epochs > 1):
+        with pytest.raises(ArgumentError, match="a `cache` behind a `shuffle` that reshuffles|the epochs had"):
+            restored.set_state(saved)
+        return
+    if shuffle in ("shuffle", "same order") and epochs > 1 and (change[0] in STREAMS) != (change[1] in STREAMS):
+        with pytest.raises(ArgumentError, match="the epochs had"):
+            restored.set_state(saved)
+        return
+    restored.set_state(saved)
+    found = [int(x) for batch in restored for x in ids(batch)]
+    assert found[:4] == rest[:4]
+    assert sorted(before + found) == sorted(before + rest)
 
 
 def all_steps(kind: type) -> Iterator[type]:

@@ -197,8 +197,10 @@ class DistributedIterator(IteratedAsPython):
         """Returns the read position after the last returned element, as data that a checkpoint can save.
 
         The position counts examples of the global stream. It therefore also fits a different number of replicas or a
-        different batch size, and a `Dataset` with other steps that keep the examples, such as `map` or `cache`. That of
-        a loader with `state_dict` and `load_state_dict` is the loader's state, and fits only its batch size.
+        different batch size, and a `Dataset` with other steps that keep the examples, such as `map` or `cache`. A
+        `cache` behind a `shuffle` that reshuffles may be added or removed only in the first epoch, as it keeps its order.
+        The position of a loader with `state_dict` and `load_state_dict` is the loader's state, and fits only its batch
+        size.
         """
         _, position, examples = self._handed
         if position is None:  # nothing was handed out yet, so nothing was read ahead either

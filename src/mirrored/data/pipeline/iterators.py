@@ -243,7 +243,7 @@ class DatasetIterator(IteratedAsPython):
                 self.set_state(state)
                 return True
         check_same(state.get("order", own["order"]), own["order"])
-        check_elements(str(state.get("pipeline")), self._outline)
+        check_elements(state, self._node, own["kept"])
         if may_have_dropped(state, self._node):
             raise dropped_remainder_error(str(state.get("pipeline")), self._outline)
         changed = {"pipeline": self._outline, **{name: own[name] for name in (*groups, "replayed", "reread")}}

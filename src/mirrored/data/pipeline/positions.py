@@ -67,8 +67,11 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
     - ``slices``: the lengths of parts that others follow in `concatenate`, and the units in which slices count.
       Earlier versions did not record them.
     - ``order``: those that decide the order of all elements, of which a position may need only a part.
+    - ``kept``: the steps that return another order in each pass, and whose order a later `cache` keeps. Earlier
+      versions did not record them.
     """
     steps = list(nodes(node))
+    cached = {id(step) for cache in steps if cache.keeps_elements for step in nodes(cache)}
     return {
         "settings": [step.settings for step in steps if step.settings],
         "arguments": [step.arguments for step in steps if step.arguments],
@@ -78,6 +81,7 @@ def recorded_of(node: Node) -> dict[str, list[str]]:
         "reread": [order for step in nodes(node) if step.name in _REREADS for order in _order_of(step)],
         "slices": _slices_of(node),
         "order": _order_of(node),
+        "kept": [step.name for step in nodes(node) if step.varies and id(step) in cached],
     }
 
 
@@ -177,27 +181,33 @@ def elements_changed_by(names: str) -> list[str]:
     return found
 
 
-def check_elements(saved: str, own: str) -> None:
+def check_elements(state: dict[str, Any], node: Node, kept: list[str]) -> None:
     """Raises ArgumentError if examples that are counted from the start are not those before a saved position.
 
     Args:
-        saved: The outline of the saved pipeline.
-        own: That of the present one.
+        state: The position, of a dataset with other steps or batch sizes.
+        node: The present dataset.
+        kept: Its steps whose order a cache keeps (`recorded_of`).
 
     Raises:
-        ArgumentError: An operation that leaves out or adds elements has been added, removed or moved.
+        ArgumentError: An operation that leaves out or adds elements has been added, removed or moved, or a cache that
+            keeps the order of a random operation.
     """
+    saved, own = str(state.get("pipeline")), outline(node)
     before, now = elements_changed_by(saved), elements_changed_by(own)
     if not any(_IGNORES in one for one in before):
         # No element before the position has raised an exception, so that `ignore_errors` has left out none of them.
         now = [one for one in now if _IGNORES not in one]
-    if before != now:
+    # A cache returns the order of the first pass in each one, so that it makes no difference in the first.
+    is_first = state["iteration"] == 0 and not any("Repeated" in names for names in (saved, own))
+    if before != now or (state.get("kept", kept) != kept and not is_first):
         raise ArgumentError(
             "DatasetIterator.set_state",
             found=f"the position was saved with {saved}, this dataset is {own}",
             rule="in a dataset with other steps a position counts examples; steps that leave out or add elements, such "
             "as `filter`, `unique`, `take_while`, `flat_map` and `unbatch`, stay the same, and stay before or after "
-            "`batch`. `map`, `cache`, `prefetch`, another batch size and a new `ignore_errors` keep the examples",
+            "`batch`; so does, after the first epoch, a `cache` behind a `shuffle` that reshuffles. `map`, other "
+            "caches, `prefetch`, another batch size and a new `ignore_errors` keep the examples",
             remedy="build the dataset with the saved steps until the epoch ends, or begin a new epoch: do not set the "
             "position, and restore the checkpoint without the iterator",
         )
