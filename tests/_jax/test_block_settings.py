@@ -78,6 +78,7 @@ COMPUTED: dict[str, tuple[Callable[[], Any], Callable[[np.ndarray], Any]]] = {
 }
 
 
+@pytest.mark.first(50)
 @LAYOUTS
 @DETERMINISTIC
 @WAYS

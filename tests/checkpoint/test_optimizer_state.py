@@ -212,6 +212,7 @@ _PARTS: dict[str, Callable[[Training], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("is_built", [True, False], ids=["built", "not built"])
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(_PARTS, 2)))
 def test_slots_follow_variables_that_have_another_name_here(

@@ -113,7 +113,7 @@ CLOSED_OVER = {
 }
 
 
-@pytest.mark.first(48)
+@pytest.mark.first(16)
 @pytest.mark.parametrize("operation", CLOSED_OVER)
 @pytest.mark.parametrize("compiled", COMPILED)
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -128,6 +128,7 @@ def strategy_and_input(devices, replicas, *, deterministic=False):
     )
 
 
+@pytest.mark.first(5)
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (1, 2), (2, 2), (2, 4)])

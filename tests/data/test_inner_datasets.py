@@ -111,7 +111,7 @@ def test_a_function_that_makes_other_datasets_is_refused(name: str, maker: str, 
             first_after(restored, state)
 
 
-@pytest.mark.first(80)
+@pytest.mark.first(26)
 @pytest.mark.parametrize("inner", ["shuffle", "shuffle of a stream", "random_map"])
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("later", LATER)

@@ -186,7 +186,7 @@ OF_A_CONSTANT: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", OF_A_CONSTANT)
 def test_a_function_of_a_constant_has_the_same_bits_on_any_number_of_devices(name: str) -> None:
     def bits(devices: int) -> list[bytes]:

@@ -107,7 +107,7 @@ def bits(functions: list[Function], dtype: str, devices: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 def test_functions_and_their_gradients(group: str) -> None:
     one, two = bits(GROUPS[group], "float32", 1), bits(GROUPS[group], "float32", 2)
     # For each function its result and gradient at a variable; then the results at per-replica values.

@@ -71,7 +71,7 @@ def gradient(devices, body, combine, how):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("how", ["argument", "variable", "function in the block", "closed over"])
 @pytest.mark.parametrize("combined", list(COMBINED))
 @pytest.mark.parametrize("body", [linear, wave, cube])

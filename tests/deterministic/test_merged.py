@@ -81,6 +81,7 @@ def nested(strategy: Any, h: Any, y: Any) -> Any:
     return strategy.reduce("MEAN", inner, axis=None) * 0.7 + strategy.run(lambda y: y, args=(y,)) * 0.1
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("merged", [weighted, nested], ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("under_tape", [False, True])
 def test_a_value_from_outside_the_run_is_one_value_in_the_merged_function(

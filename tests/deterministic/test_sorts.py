@@ -24,6 +24,7 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("name", VALUES)
 def test_gradients_of_sorted_values_are_those_of_jax(name: str, replicas: int) -> None:

@@ -82,7 +82,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("source", ["argument", "closed over"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_bits_do_not_depend_on_the_devices(transform, source):
@@ -187,6 +187,7 @@ def merged_result(strategy, batch):
     return lambda w: strategy.run(body, args=(batch, w)) * w
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("of", [two_runs, declared_result, merged_result])
 def test_bits_do_not_depend_on_the_devices_if_results_are_used_further(of):
     expected, others = gradients(of, gradient, (3, 4))
@@ -210,6 +211,7 @@ def test_a_transform_of_a_function_whose_run_closes_over_the_argument():
     assert other.tobytes() == expected.tobytes()
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("devices", [3, 4])
 def test_the_gradient_is_that_of_plain_jax(devices, deterministic):

@@ -301,6 +301,7 @@ def test_states_are_mirrored_wherever_they_stand(place: Any, is_pure: bool) -> N
     assert all((leaf.numpy() == 1).all() for leaf in leaves)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_optimizer_whose_state_has_random_keys_adds_the_same_noise_on_all_replicas(

@@ -532,6 +532,7 @@ def test_a_scalar_beside_the_arrays_of_a_batch() -> None:
     np.testing.assert_allclose(model.predict_on_batch([x, np.float32(2)]), np.full((4, 1), 6.0))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
 @pytest.mark.parametrize("steps", [None, 1], ids=["whole", "stopped"])
 def test_the_threads_that_read_a_dataset_end_with_the_loop(loop: str, steps: int | None) -> None:

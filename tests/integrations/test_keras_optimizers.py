@@ -87,6 +87,7 @@ def test_an_optimizer_that_reads_variables_when_it_is_built_refuses_those_assign
     assert float(np.asarray(weight)) == pytest.approx(0.9, rel=1e-5)
 
 
+@pytest.mark.first(3)
 @WAYS
 @pytest.mark.parametrize("wrap", [lambda inner: inner, _scaled, _over, lambda inner: _scaled(_over(inner))])
 def test_averages_overwrite_variables_without_a_gradient(wrap: Callable[[Any], Any], compiled: bool) -> None:

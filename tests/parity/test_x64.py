@@ -116,7 +116,7 @@ def in_replica(strategy: mr.MirroredStrategy, op: str, x: Any) -> Any:
 @WAYS
 @LAYOUTS
 @pytest.mark.parametrize("name", REDUCTIONS)
-@pytest.mark.first(35)
+@pytest.mark.first(12)
 def test_reductions_in_float64(name: str, devices: int, replicas: int, compiled: bool) -> None:
     reduce, reference = REDUCTIONS[name]
     strategy = strategy_of(devices, replicas)

@@ -111,6 +111,7 @@ def _state() -> tuple[Any, ...]:
     return ambient(), *thread_state()
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("kind", ["tape", "accumulator", "scopes", "operation"])
 def test_an_interrupt_at_the_entry_or_exit_of_a_block(kind: str) -> None:
     strategy = mr.MirroredStrategy(jax.devices()[:2])

@@ -156,6 +156,7 @@ def test_variable_creators_are_called_innermost_first(two):
 # Variables made in run
 
 
+@pytest.mark.first(3)
 @pytest.mark.ways(replicas=(2, 4))
 def test_replicas_create_one_variable_together(way):
     made, traced = [], []

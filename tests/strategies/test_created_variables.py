@@ -31,6 +31,7 @@ class Lazy:
         return self.count.read_value()
 
 
+@pytest.mark.first(2)
 @layouts
 @pytest.mark.parametrize("options", [{}, {"synchronization": "on_read", "aggregation": "mean"}], ids=["equal", "apart"])
 def test_the_branch_that_creates_state_is_taken_while_tracing_only(way: Way, options: dict[str, Any]) -> None:
@@ -41,6 +42,7 @@ def test_the_branch_that_creates_state_is_taken_while_tracing_only(way: Way, opt
     assert (float(lazy.count.numpy()), step.trace_count) == (3.0, 2)
 
 
+@pytest.mark.first(6)
 @layouts
 @pytest.mark.parametrize("form", ["function in run", "several steps", "function in function", "two runs", "merge"])
 def test_in_every_form_of_a_step(way: Way, form: str) -> None:
@@ -111,6 +113,7 @@ def test_initial_values_may_be_drawn_by_numpy(way: Way) -> None:
     assert step.trace_count == 2
 
 
+@pytest.mark.first(2)
 @layouts
 def test_slots_of_an_optimizer_do_not_make_a_second_trace(way: Way) -> None:
     with way.strategy.scope():

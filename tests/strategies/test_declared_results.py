@@ -18,6 +18,7 @@ LAYOUTS = pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (1, 2), (2, 
 EQUAL, OWN = PartitionSpec(), PartitionSpec("replica")
 
 
+@pytest.mark.first(8)
 @LAYOUTS
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -116,6 +116,7 @@ _ASSIGNING = {
 }
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "deterministic"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", _ASSIGNING)

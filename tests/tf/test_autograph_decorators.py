@@ -125,6 +125,7 @@ def wrapper_inside(decorator, x):
 FUNCTIONS = [decorated_inside, called_inside, lambda_inside, function_of_the_module, in_a_branch, wrapper_inside]
 
 
+@pytest.mark.first(40)
 @pytest.mark.parametrize("x", [3.0, 0.5, -1.0])
 @pytest.mark.parametrize("decorator", DECORATORS, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)

@@ -250,6 +250,7 @@ CHANGED = [
 ]
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("function", CHANGED, ids=lambda one: one.__name__)
 def test_a_list_of_the_function_is_changed_in_place_as_by_python(function):
     def f(x):

@@ -234,7 +234,7 @@ FORMS = ("eager", "tape inside", "tape around")
 @pytest.mark.parametrize("layout", [None, (1, 1), (1, 2), (2, 2), (2, 4)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("body", "value", "gradient", "after"), GRADIENTS.values(), ids=GRADIENTS)
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 def test_gradients_do_not_flow_through_assignments(
     body: Body, value: float, gradient: float, after: float, form: str, layout: Any
 ) -> None:

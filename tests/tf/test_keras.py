@@ -325,6 +325,7 @@ def test_shapes_that_a_layer_computes_from_sizes(call, shape):
     assert Computing()(tf.keras.Input((3,))).shape == shape
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("how", ["functional", "sequential", "subclassed", "nested"])
 @pytest.mark.parametrize(
     "zeros",
