@@ -82,6 +82,9 @@ class OverlayStore(VariableStore):
             if below is None:
                 if variable.device_assignment is None:
                     value = movable(value)  # each replica of an eager run computes on its own device
+                elif replica is not None and variable.per_replica:  # the component of the only replica of an eager run
+                    rows = jnp.broadcast_to(value, variable.stored_shape())
+                    value = jax.device_put(rows, variable.device_assignment.sharded)
                 variable.store(value, shared=True)  # user code may hold the array: a donating step must copy it
             elif replica is None:
                 below.set_whole(variable, self._spread(variable, value), where)
