@@ -198,7 +198,7 @@ class DistributedIterator(IteratedAsPython):
 
         The position counts examples of the global stream. It therefore also fits a different number of replicas or a
         different batch size, and a `Dataset` with other steps that keep the examples, such as `map` or `cache`. A
-        `cache` behind a `shuffle` that reshuffles may be added or removed only in the first epoch, as it keeps its order.
+        `cache` behind a `shuffle` that reshuffles may be added or removed only in the first epoch: it keeps its order.
         The position of a loader with `state_dict` and `load_state_dict` is the loader's state, and fits only its batch
         size.
         """
