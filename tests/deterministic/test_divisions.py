@@ -123,7 +123,30 @@ def by_an_argument_of_a_nested_function(strategy: Any) -> Any:
     return divided(batch)
 
 
+def by_roots_of_sums(strategy: Any) -> Any:
+    """As the updates of RMSprop and Adagrad, whose operations XLA sees earlier on a device with one replica."""
+    (batch,) = strategy.distribute_dataset([X])
+
+    @mr.function
+    def scaled(x: Any) -> Any:
+        def replica_fn(x: Any) -> Any:
+            context = mr.get_replica_context()
+            assert context is not None
+            total, found = context.all_reduce("SUM", x.sum(0)), []
+            for length in (0, 3, 30, 100):  # operations between the sum and the division
+                square = total * total
+                for step in range(length):
+                    square = square + jnp.float32(step) * total * total
+                found += [total / jnp.sqrt(square + 1e-7), total[0] / jnp.sqrt(square[1] + 1e-7) + total]
+            return jnp.stack(found)[None]
+
+        return strategy.gather(strategy.run(replica_fn, args=(x,)), axis=0)
+
+    return scaled(batch)
+
+
 PROGRAMS = [
+    by_roots_of_sums,
     by_an_argument,
     by_a_captured_vector,
     by_a_variable,
@@ -133,7 +156,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.first(1)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_division_has_the_same_bits_on_any_number_of_devices(program: Callable[[Any], Any]) -> None:
     def bits(devices: int) -> bytes:

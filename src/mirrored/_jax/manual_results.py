@@ -15,8 +15,8 @@ behind an optimization barrier. Keys are never removed, and a sort with one resu
 
 Supports JAX 0.10 to 0.12: the lowering rule of `shard_map` puts the body and the functions that it calls into the
 module, as functions. JAX keeps lowered functions for other calls, in JAX 0.10 also for calls outside of the body, whose
-operations must not be marked: the body therefore has caches of its own. When it has been lowered, the calls in it are
-known, which `division` needs. JAX does not export the classes of MLIR (hence `Any`).
+operations must not be marked: the body therefore has caches of its own. JAX does not export the classes of MLIR (hence
+`Any`).
 
 Source: `ShardingPropagation` in XLA's `sharding_propagation.cc`, for tuples; `SpmdPartitioningVisitor::HandleSort` in
 `spmd_partitioner.cc`.
@@ -30,7 +30,6 @@ from typing import Any, Final
 from jax import lax
 from jax.interpreters import mlir as _public_mlir
 
-from mirrored._jax.division import separate_divisors
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import hlo as _hlo
 from mirrored._jax.private import mlir as _mlir
@@ -51,18 +50,16 @@ def _lower_shard_map(ctx: Any, *operands: Any, **params: Any) -> Any:
     # The partitioner is set only while a bit-identical program is compiled (`bit_identical`).
     if _config.use_shardy_partitioner.value:
         return _rule(ctx, *operands, **params)
-    module = ctx.module_context.module
-    functions = module.body.operations
+    functions = ctx.module_context.module.body.operations
     existing = {function.sym_name.value for function in functions}
     module_context = ctx.module_context.replace(lowering_cache={}, cached_primitive_lowerings={})
     inner = ctx.replace(module_context=module_context)
     results = _rule(inner, *operands, **params)
     ctx.set_tokens_out(inner.tokens_out)
-    added = [function for function in functions if function.sym_name.value not in existing]
     if _is_manual(params):
-        for function in added:
-            function.operation.walk(_mark)
-    separate_divisors(module, added)
+        for function in functions:
+            if function.sym_name.value not in existing:
+                function.operation.walk(_mark)
     return results
 
 

@@ -235,6 +235,7 @@ class Program:
             return [*outs, jnp.zeros((), jnp.int32)] if token else outs
 
         check_devices(self._name, self._store, (*assigned, *read))
+        self._store.bit_identical |= any(variable.is_deterministic for variable in (*assigned, *read))
         if has_ordered_printing(staged.jaxpr):
             check_ordered(self._name, self._store, (*assigned, *read))
         shardings = [_sharding(variable.device_assignment, variable.per_replica) for variable in assigned]

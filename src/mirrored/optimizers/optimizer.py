@@ -14,6 +14,7 @@ from mirrored._typing import Operand, PyTree
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
 from mirrored.optimizers.checks import Pair, check_gradients, warn_of_missing, with_gradients
+from mirrored.optimizers.compiled_rule import CompiledRule
 from mirrored.optimizers.gradient_merge import (
     PairsOf,
     as_pairs,
@@ -27,7 +28,7 @@ from mirrored.optimizers.gradient_merge import (
     variables_in_insertion_order,
 )
 from mirrored.optimizers.rules import Clipping, LearningRate, LearningRateLike, copied, not_copyable_error
-from mirrored.optimizers.slots import Made, Slots, UpdatePlan, UpdateRule
+from mirrored.optimizers.slots import Made, Slots, UpdateRule
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.entry_point import restoring
 from mirrored.tape import GradientTape, unrecorded
@@ -112,7 +113,7 @@ class Optimizer:
         self._iterations: Variable | None = None
         self._slots = Slots(rule, name)
         self._warned: set[tuple[str, ...]] = set()
-        self._compute = _CompiledRule(rule)
+        self._compute = CompiledRule(rule)
 
     # State
 
@@ -390,7 +391,8 @@ class Optimizer:
             step, *values = access.read_all([self.iterations, *variables, *slots])
             rate = self._rate_at(step)
         parameters, state = values[: len(variables)], values[len(variables) :]
-        new, new_state = self._compute(plan, rate, _descending(gradients), parameters, state, dict(extra))
+        operands = rate, _descending(gradients), parameters, state, dict(extra)
+        new, new_state = self._compute(plan, operands, bit_identical=variables[0].is_deterministic)
         new = [
             value if one.constraint is None else one.constraint(value)
             for one, value in zip(variables, new, strict=True)
@@ -407,44 +409,3 @@ def _descending(gradients: Sequence[Any]) -> list[Any]:
     differentiation").
     """
     return [jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient for gradient in gradients]
-
-
-class _CompiledRule:
-    """An update rule as jitted functions, one per `UpdatePlan`, which are inlined when they are called in a trace.
-
-    A plan is not a static argument of one function: JAX keeps static arguments in caches of the process, which would
-    hold the plans of models that are gone.
-    """
-
-    def __init__(self, rule: UpdateRule) -> None:
-        self._rule = rule
-        self._of_plan: dict[UpdatePlan, Callable[..., tuple[list[jax.Array], list[jax.Array]]]] = {}
-
-    def __call__(
-        self,
-        plan: UpdatePlan,
-        rate: jax.Array | None,
-        gradients: list[jax.Array],
-        parameters: list[jax.Array],
-        slots: list[jax.Array],
-        extra: dict[str, Any],
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Computes one optimizer update: returns the new parameters and slots."""
-        compiled = self._of_plan.get(plan)
-        if compiled is None:
-            compiled = self._of_plan.setdefault(plan, self._compile(plan))
-        return compiled(rate, gradients, parameters, slots, extra)
-
-    def _compile(self, plan: UpdatePlan) -> Callable[..., tuple[list[jax.Array], list[jax.Array]]]:
-        rule = self._rule
-
-        def optimizer_update(
-            rate: jax.Array | None,
-            gradients: list[jax.Array],
-            parameters: list[jax.Array],
-            slots: list[jax.Array],
-            extra: dict[str, Any],
-        ) -> tuple[list[jax.Array], list[jax.Array]]:
-            return rule(plan, rate, gradients, parameters, slots, extra)
-
-        return jax.jit(optimizer_update, inline=True)

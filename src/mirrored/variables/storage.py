@@ -194,6 +194,7 @@ class VariableStorage(Awaiting):
 
     name: str
     device_assignment: Any  # `DeviceAssignment`, or None; most callers have excluded plain variables
+    strategy: Any  # the `Strategy`, or None
     per_replica: bool
     num_replicas: int
     component_shape: tuple[int, ...]
@@ -362,6 +363,11 @@ class VariableStorage(Awaiting):
     def is_lost(self) -> bool:
         """Whether the variable has lost its value, because the step that was to compute it has failed."""
         return self._lost is not None and self._lost[0] is self._array
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether programs with the variable must have the same bits on any number of devices."""
+        return self.device_assignment is not None and self.strategy.cross_device_ops.requires_bit_identity
 
     def stored_shape(self) -> tuple[int, ...]:
         """Returns the shape of the stored value, including the leading axis of a stacked value."""
