@@ -66,7 +66,8 @@ def _with_one_use(divisor: Any) -> Any:
     if getattr(owner, "name", None) != _BROADCAST:  # a function's argument belongs to a block, which has no name
         return _behind_barrier(divisor)
     dimensions = owner.attributes["broadcast_dimensions"]
-    return _hlo.BroadcastInDimOp(divisor.type, _behind_barrier(owner.operands[0]), dimensions).result
+    broadcast = _hlo.BroadcastInDimOp(divisor.type, _behind_barrier(owner.operands[0]), dimensions)
+    return broadcast.result
 
 
 def _behind_barrier(value: Any) -> Any:
