@@ -34,6 +34,7 @@ from mirrored.compilation.captured_objects import (
     reads_in,
     with_wrapped,
 )
+from mirrored.compilation.signature import is_ragged
 from mirrored.errors import ArgumentError
 from mirrored.runtime.hooks import IteratedAsPython
 from mirrored.values.attributes import attribute
@@ -58,7 +59,8 @@ class PythonState:
         name: The function's name, for messages.
 
     Attributes:
-        reaches_dataset: Whether the function can reach a dataset or an iterator of one.
+        may_give_up: Whether the function can reach what its trace may end at: a dataset, an iterator of one, or uneven
+            per-replica values.
     """
 
     def __init__(self, function: Callable[..., Any], leaves: Sequence[Any], name: str) -> None:
@@ -68,7 +70,7 @@ class PythonState:
         found += within_reach(function, functions)
         self._iterators = [(where, value) for where, value in found if is_iterator(value)]
         deep = list(nested(found))
-        self.reaches_dataset = any(isinstance(value, IteratedAsPython) for _, value in deep)
+        self.may_give_up = any(isinstance(value, IteratedAsPython) or is_ragged(value) for _, value in deep)
         self._reaches_queue = any(is_like_queue(value) for _, value in deep)
         near = {id(value) for _, value in self._iterators}
         moving = [(where, value) for where, value in deep if id(value) not in near and _may_move(value)]
@@ -99,14 +101,7 @@ class PythonState:
         Raises:
             ArgumentError: The function can reach a Python iterator directly, or has advanced a nested one.
         """
-        for where in (*(one[0] for one in self._iterators), *(one[0] for one in self._nested if one[1].has_moved())):
-            raise ArgumentError(
-                self._name,
-                found=f"the function uses {where}, a Python iterator",
-                rule="a function is traced once, so the result of next() would be a constant, the same at every call",
-                remedy="call next() outside and pass the element, or iterate over a Dataset "
-                "(Dataset.from_generator), whose iterators return new elements at every call",
-            )
+        self.refuse_iterators()
         taken = [where for where, contents in self._checked if contents.has_lost_elements()]
         self.put_back()
         if taken:
@@ -126,6 +121,21 @@ class PythonState:
                 if before != after:
                     return self._drawn_error(f"drew random numbers from the module {module}")
         return None
+
+    def refuse_iterators(self) -> None:
+        """Raises an error if the function can reach a Python iterator directly, or has advanced a nested one.
+
+        Raises:
+            ArgumentError: It can, or it has.
+        """
+        for where in (*(one[0] for one in self._iterators), *(one[0] for one in self._nested if one[1].has_moved())):
+            raise ArgumentError(
+                self._name,
+                found=f"the function uses {where}, a Python iterator",
+                rule="a function is traced once, so the result of next() would be a constant, the same at every call",
+                remedy="call next() outside and pass the element, or iterate over a Dataset "
+                "(Dataset.from_generator), whose iterators return new elements at every call",
+            )
 
     def put_back(self) -> None:
         """Restores the elements that a trace has removed from containers since the snapshot."""

@@ -11,20 +11,22 @@ from mirrored._jax.traces import program_settings, trace_settings
 from mirrored.compilation.binding import UNCONVERTED, Bindings, Code, Conversion, bind, reference_to, with_copies
 from mirrored.compilation.captured_objects import refuse_created_again
 from mirrored.compilation.concrete import ConcreteFunction
-from mirrored.compilation.frozen_state import PythonState, drawing_error, iterating_error, stop_iteration_error
+from mirrored.compilation.frozen_state import PythonState, stop_iteration_error
 from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
-from mirrored.compilation.ragged import checked_call, log_ragged
+from mirrored.compilation.ragged import checked_call, log_ragged, no_program_error, uneven_error
 from mirrored.compilation.retraces import difference, log_retrace
-from mirrored.compilation.rewinding import Names
+from mirrored.compilation.rewinding import Names, undo_trace
 from mirrored.compilation.scan import stacked_steps
 from mirrored.compilation.signature import (
     Arguments,
     Ragged,
+    RaggedWhileTracing,
     Surroundings,
     flatten_arguments,
     flatten_steps,
+    has_ragged,
     quick_key,
     steps_of,
 )
@@ -84,6 +86,7 @@ class Function(Code):
         self._donate, self.steps_per_call, self._input_signature = donate, steps_per_call, input_signature
         self._name: str = name or str(getattr(python_function, "__name__", "function"))
         self._programs: dict[Hashable, list[Program]] = {}  # newest first: see `retraces`
+        self._uneven: set[Hashable] = set()  # the keys of the calls that run eagerly (`RaggedWhileTracing`)
         self._quick: dict[Hashable, Program] = {}
         self._has_met_ragged = self._is_checked = self._takes_none = self._draws = False
         self._last: tuple[Arguments, Surroundings, OpenShapes] | None = None
@@ -145,6 +148,8 @@ class Function(Code):
         except DrewWhileTracing:
             self._draws = True
             return self._as_python(*args, **kwargs)
+        except RaggedWhileTracing:
+            return self._call_eagerly(args, kwargs, here)
         return program(arguments.arrays, arguments)
 
     def _call_with_dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,12 +210,7 @@ class Function(Code):
             try:
                 arguments = flatten_arguments(args, kwargs, here.device_assignment, self._decorated)
             except Ragged:
-                raise ArgumentError(
-                    self._name,
-                    found="the per-replica batches of an argument differ in shape",
-                    rule="only batches of equal shape have a program; a call with others runs eagerly",
-                    remedy="pass batches of equal shape, as a dataset with last_batch='pad' or 'drop' has them",
-                ) from None
+                raise uneven_error(self._name) from None
             return arguments, arguments.arrays
         steps = flatten_steps(self._steps(*args, **kwargs), here.device_assignment, self._name)
         return steps[0], [array for step in steps for array in step.arrays]
@@ -244,7 +244,13 @@ class Function(Code):
             with tracing:
                 program = valid_program(self._programs.get(key, ()))
                 if program is None:
-                    program = exempt_from_lock(lambda: self._traced(arguments, surroundings))
+                    if key in self._uneven:
+                        raise RaggedWhileTracing
+                    try:
+                        program = exempt_from_lock(lambda: self._traced(arguments, surroundings))
+                    except RaggedWhileTracing:
+                        self._uneven.add(key)
+                        raise
                     self._programs[key] = [program, *self._programs.get(key, ())]
         if quick is not None:
             self._quick[quick] = program
@@ -254,10 +260,8 @@ class Function(Code):
         """Returns the program for the arguments; raises an error if the function can only run as plain Python."""
         try:
             return self._program(arguments, here)
-        except IteratedWhileTracing:
-            raise iterating_error(self._name) from None
-        except DrewWhileTracing:
-            raise drawing_error(self._name) from None
+        except (IteratedWhileTracing, DrewWhileTracing, RaggedWhileTracing) as ended:
+            raise no_program_error(self._name, ended) from None
 
     def _traced(self, arguments: Arguments, surroundings: Surroundings) -> Program:
         if self._last is not None:
@@ -285,20 +289,17 @@ class Function(Code):
         calls do not. Only the error of the last trace counts.
         """
         python_state = PythonState(self.python_function, arguments.leaves, self._name)
-        names = Names(self.python_function, arguments.leaves) if python_state.reaches_dataset else None
+        may_give_up = python_state.may_give_up or has_ragged(arguments.like)
+        names = Names(self.python_function, arguments.leaves) if may_give_up else None
         restore, calls = noted_state(), constructor_calls()
         try:
             with explaining_uses(self._name):
                 program = Program(
                     self.traced_function, arguments, donate=self._donate, steps=self.steps_per_call, owner=self
                 )
-        except (IteratedWhileTracing, DrewWhileTracing):
-            python_state.put_back()
-            # What precedes the loop is executed again. Variables that it has created must stay, with what holds them.
-            if names is not None and constructor_calls() == calls and python_state.can_rewind:
-                python_state.rewind()
-                names.rewind()
-            python_state.check_generators()
+        except (IteratedWhileTracing, DrewWhileTracing, RaggedWhileTracing) as ended:
+            # What has been traced is executed again. Variables that it has created must stay, with what holds them.
+            undo_trace(python_state, names if constructor_calls() == calls else None, ended)
             raise
         except StopIteration as end:
             raise stop_iteration_error(self._name) from end

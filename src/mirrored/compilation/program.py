@@ -36,7 +36,7 @@ from mirrored.compilation.program_checks import (
 )
 from mirrored.compilation.results import refuse_result
 from mirrored.compilation.scan import Scan
-from mirrored.compilation.signature import Arguments, is_leaf
+from mirrored.compilation.signature import Arguments, is_leaf, one_array_of
 from mirrored.runtime.ambient import ambient, announce_read, announce_reassignment, within
 from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.staged_values import Bookkeeping, take_values
@@ -127,6 +127,7 @@ class Program:
         self._steps = steps
         self._donate = donate
         self._store = FunctionStore(under_tape=under_tape)
+        self._store.has_fallback = not under_tape
         self.shapes = OpenShapes()
         self._name = str(getattr(function, "__name__", "function"))
         self._results: list[Result] = []
@@ -170,7 +171,7 @@ class Program:
                     lambda array: PerReplica.from_stacked(array, device_assignment, made_by),
                 )
             )
-            return leaf.stacked(device_assignment)
+            return one_array_of(leaf, device_assignment, self._store)
         if isinstance(leaf, Mirrored):
             count = leaf.num_replicas
             self._results.append(Result(is_array=True, wrap=lambda array: Mirrored(array, count)))

@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._jax.arrays import implementation_of, is_key
-from mirrored.compilation.frozen_state import PythonState
+from mirrored._jax.arrays import implementation_of, is_key, shape_of
+from mirrored.compilation.frozen_state import PythonState, drawing_error, iterating_error
 from mirrored.compilation.program import Program
 from mirrored.compilation.rewinding import Names
-from mirrored.compilation.signature import flatten_arguments
+from mirrored.compilation.signature import RaggedWhileTracing, flatten_arguments, has_ragged, is_ragged
 from mirrored.compilation.static_keys import static_key
-from mirrored.errors import LossScaleWarning
+from mirrored.errors import ArgumentError, LossScaleWarning
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.closure_key import code_of
 from mirrored.runtime.entry_point import restoring
-from mirrored.runtime.hooks import RunInterceptor
+from mirrored.runtime.hooks import IteratedWhileTracing, RunInterceptor
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables.state_lock import exempt_from_lock, tracing
@@ -36,7 +36,7 @@ _log = logging.getLogger("mirrored")
 
 
 def log_ragged(function: object, name: str) -> None:
-    """Logs the warning that a function runs eagerly, because its per-replica batches differ in shape.
+    """Logs the warning that a function runs eagerly, because it uses uneven per-replica values.
 
     Args:
         function: The Python function; its place in the program is named if it is a lambda.
@@ -46,17 +46,39 @@ def log_ragged(function: object, name: str) -> None:
     if name == "<lambda>" and code is not None:
         name = f"<lambda> ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
     _log.warning(
-        "%s got a batch whose per-replica batches differ in shape, so this step runs eagerly, one replica "
-        "after another; distribute the dataset with "
+        "%s got a per-replica value whose components are not arrays of one shape, so this step runs eagerly, one "
+        "replica after another; pad batches to one size, or distribute the dataset with "
         "last_batch='pad', whose elements are (batch, mask), or with 'drop', to keep every step compiled",
         name,
     )
 
 
+def uneven_error(name: str) -> ArgumentError:
+    """Returns the error for lowering a function that needs uneven per-replica values, or for running several steps."""
+    return ArgumentError(
+        name,
+        found="the per-replica batches of an argument differ in shape, or are not arrays",
+        rule="only batches of equal shape have a program; a call with others runs eagerly, one step at a time",
+        remedy="pass batches of equal shape, as a dataset with last_batch='pad' or 'drop' has them",
+    )
+
+
+def no_program_error(name: str, ended: BaseException) -> ArgumentError:
+    """Returns the error for lowering a function that has no program, or for running several steps of it.
+
+    Args:
+        name: The function's name.
+        ended: What has ended the trace: `IteratedWhileTracing`, `DrewWhileTracing` or `RaggedWhileTracing`.
+    """
+    if isinstance(ended, RaggedWhileTracing):
+        return uneven_error(name)
+    return iterating_error(name) if isinstance(ended, IteratedWhileTracing) else drawing_error(name)
+
+
 def zeroed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns the arguments with uneven per-replica batches replaced by zeros of one common shape.
 
-    The shape is that of the largest batch.
+    The shape is that of the largest batch. Values with components that are not arrays are returned as they are.
 
     Example:
         >>> import mirrored as mr
@@ -69,14 +91,11 @@ def zeroed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     return args, kwargs
 
 
-def _is_ragged(leaf: Any) -> bool:
-    return isinstance(leaf, PerReplica) and not leaf.is_stacked and leaf.component_shape is None
-
-
 def _evened(leaf: Any) -> Any:
-    if not _is_ragged(leaf):
+    if not is_ragged(leaf) or None in map(shape_of, leaf.values):
         return leaf
-    fullest = max(leaf.values, key=lambda component: int(np.size(component)))
+    arrays = (component for component in leaf.values if hasattr(component, "dtype"))
+    fullest = max(arrays, key=lambda component: int(np.size(component)))
     return PerReplica([_zeros_like(fullest)] * len(leaf.values), leaf.device_assignment)
 
 
@@ -111,7 +130,7 @@ class RunScales(RunInterceptor):
         """
         code = code_of(function)
         given = (tuple(args), dict(kwargs))
-        if code not in self._noted and any(map(_is_ragged, structures.flatten(given)[0])):
+        if code not in self._noted and has_ragged(given):
             self._noted[code] = (strategy, function, *zeroed(*given))
         return function
 
@@ -224,7 +243,7 @@ def check_scale(function: Callable[..., Any], name: str, leaves: Sequence[Any], 
         restoring(trace)()  # what a signal handler raises in here may be ignored below
     except LossScaleWarning:
         raise  # warnings are errors
-    except (Exception, _CreatedWhileChecking):  # the eager step has worked
+    except (Exception, _CreatedWhileChecking, RaggedWhileTracing):  # the eager step has worked
         pass
     finally:
         python_state.rewind()

@@ -16,7 +16,8 @@ from mirrored.compilation.captured_objects import (
     names_in,
     nested,
 )
-from mirrored.compilation.frozen_state import codes_of, within_reach
+from mirrored.compilation.frozen_state import PythonState, codes_of, within_reach
+from mirrored.compilation.signature import RaggedWhileTracing
 
 _MISSING: Final = object()
 
@@ -67,6 +68,27 @@ class Names:
         if self._assigned is None or has_base_of_library(type(owner)):
             return own
         return {name: value for name, value in own.items() if name in self._assigned}
+
+
+def undo_trace(state: PythonState, names: Names | None, ended: BaseException) -> None:
+    """Undoes what a trace that was given up has changed, before the function runs as Python.
+
+    Args:
+        state: The snapshot of containers, iterators and random generators.
+        names: That of attributes, closure variables and globals; None if they stay, with the variables that they hold.
+        ended: What has ended the trace.
+
+    Raises:
+        ArgumentError: The trace has closed a generator, or may have taken elements of an iterator before a run of
+            uneven values.
+    """
+    state.put_back()
+    if names is not None and state.can_rewind:
+        state.rewind()
+        names.rewind()
+    state.check_generators()
+    if isinstance(ended, RaggedWhileTracing):
+        state.refuse_iterators()
 
 
 def _assigned(functions: Sequence[Any], reached: Sequence[tuple[str, Any]]) -> set[str] | None:

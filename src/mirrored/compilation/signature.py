@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_masked
+from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_masked, shape_of
 from mirrored._jax.boxes import Array
 from mirrored._jax.placement import movable
 from mirrored._jax.traces import canonical_dtype, keeps_dtype
@@ -24,6 +24,7 @@ from mirrored.values.belonging import has_one_each
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
 
 if TYPE_CHECKING:
+    from mirrored.runtime.variable_store import VariableStore
     from mirrored.topology.device_assignment import DeviceAssignment
 
 
@@ -33,6 +34,50 @@ _PLAIN = frozenset({bool, int, str, type(None)})
 
 class Ragged(Exception):
     """Exception for a per-replica argument whose values differ in shape, which one SPMD program cannot process."""
+
+
+class RaggedWhileTracing(BaseException):
+    """Exception that ends the trace of a function whose `Strategy.run` gets components that one array cannot hold.
+
+    The components of an argument without devices are leaves: only the run shows that it needs one array of them. The
+    function then runs eagerly, as one with a `Ragged` argument.
+
+    It is not an `Exception`: user code that catches `Exception` must not handle it.
+    """
+
+
+def is_ragged(leaf: object) -> bool:
+    """Returns whether a value is a `PerReplica` whose components are not arrays of one shape."""
+    return isinstance(leaf, PerReplica) and not leaf.is_stacked and leaf.component_shape is None
+
+
+def has_ragged(structure: PyTree) -> bool:
+    """Returns whether a leaf of a structure is a `PerReplica` whose components are not arrays of one shape."""
+    return any(map(is_ragged, structures.flatten(structure)[0]))
+
+
+def one_array_of(value: PerReplica, device_assignment: DeviceAssignment, store: VariableStore) -> Any:
+    """Returns a per-replica value that a trace needs as one stacked array.
+
+    Raises:
+        RaggedWhileTracing: There is no such array, and the traced function can run eagerly instead.
+        ValuesError: There is no such array, as in a function that is exported.
+    """
+    if store.outermost().has_fallback and is_ragged(value) and not _are_lists_of_one_shape(value.values):
+        raise RaggedWhileTracing
+    return value.stacked(device_assignment)
+
+
+def _are_lists_of_one_shape(components: Sequence[Any]) -> bool:
+    """Returns whether components are lists or tuples of numbers and arrays, of which one array can be made."""
+    if not all(isinstance(one, (list, tuple)) for one in components) or None in map(
+        shape_of, jax.tree.leaves(components)
+    ):
+        return False
+    try:
+        return len(set(map(np.shape, components))) == 1
+    except ValueError:  # lists of different lengths in a list
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,7 +370,7 @@ def _array_of(leaf: Leaf) -> Any:
         where = leaf.device_assignment
         if where is None:
             return None
-        if not leaf.is_stacked and leaf.component_shape is None:
+        if is_ragged(leaf):
             raise Ragged
         return stacked_of(leaf, where)
     if isinstance(leaf, Mirrored) and isinstance(leaf.value, (jax.Array, np.ndarray, np.generic)):

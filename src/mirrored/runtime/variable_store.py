@@ -52,7 +52,7 @@ class VariableStore(StagedRollback):
         num_local: The number of local replicas whose components it distinguishes.
         under_tape: Whether a tape records the traced code as one operation. A value that is read after an assignment
             then has the derivative of the variable (see `with_gradients_to_old`).
-        rereads: Whether a value was read after an assignment.
+        rereads, has_fallback: Whether a value was read after an assignment; whether a trace may be given up.
         differentiated: The variables, by `id`, whose newest assignment has a derivative (see `on_reassign`).
     """
 
@@ -61,7 +61,7 @@ class VariableStore(StagedRollback):
     outer: VariableStore | None = None
     num_local: int = 1
     under_tape: bool = False
-    rereads: bool = False
+    rereads = has_fallback = False
     differentiated: Set[int] = frozenset()
 
     @property

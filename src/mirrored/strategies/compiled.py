@@ -28,6 +28,7 @@ from mirrored.analysis.loss_scale_check import check_loss_scale
 from mirrored.analysis.loss_scaling import LossScaling
 from mirrored.analysis.replication_check import Origin, ReplicationCheck, check_replication
 from mirrored.compilation.results import refuse_holder
+from mirrored.compilation.signature import one_array_of
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.staged_values import Captured, StagedAssignment
@@ -115,9 +116,8 @@ class _Run:
     def result(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         leaves, treedef = structures.flatten((tuple(args), kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
-        self._inputs = [
-            (f"the per-replica argument {i} of run", leaves[i].stacked(self._device_assignment)) for i in places
-        ]
+        given = [one_array_of(leaves[i], self._device_assignment, self._outer_store) for i in places]
+        self._inputs = [(f"the per-replica argument {i} of run", x) for i, x in zip(places, given, strict=True)]
         if self._bit_identical:
             # The ids are an input. Ids that the program computes would be constants if there is one device, for which
             # XLA would compile the operations on them in another way.

@@ -445,6 +445,6 @@ def _is_recorded(value: object) -> bool:
 
 def _is_uneven(leaf: object) -> bool:
     """Returns whether an argument of `run` consists of per-replica batches with different numbers of rows."""
-    if not isinstance(leaf, PerReplica) or leaf.is_stacked:
+    if not isinstance(leaf, PerReplica) or leaf.is_stacked or leaf.component_shape is not None:
         return False
-    return leaf.component_shape is None and len({np.shape(one)[:1] for one in leaf.values}) > 1
+    return len({(len(one),) if isinstance(one, (list, tuple)) else np.shape(one)[:1] for one in leaf.values}) > 1

@@ -129,7 +129,7 @@ def _dtype_of(component: Any) -> Any:
 def unequal_error(found: str) -> ValuesError:
     """Returns the error to raise if the components of a per-replica value cannot be stacked into one array."""
     return ValuesError(
-        "PerReplica.stacked",
+        "PerReplica",
         found=found,
         rule="only components of equal shape and dtype can be stacked into one array",
         remedy="use the components separately in eager code, pad them to equal shapes (last_batch='pad'), or convert "
