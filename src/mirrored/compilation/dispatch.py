@@ -412,6 +412,11 @@ def _is_fully_addressable(array: jax.Array) -> bool:
 _OF_EXPLICIT_AXES: Final = ("Resource axis", "sdy.manual_computation", "Explicit: (")
 
 
+def is_of_devices(error: BaseException) -> bool:
+    """Returns whether JAX has refused operands that are committed to different devices."""
+    return isinstance(error, ValueError) and "incompatible devices" in str(error)
+
+
 def explained_error(called: str, error: BaseException) -> DeviceError | ContextError | None:
     """Converts JAX's errors about devices, mesh axes and leaked values to ours; returns None for any other error."""
     if isinstance(error, jax.errors.UnexpectedTracerError):
@@ -431,7 +436,7 @@ def explained_error(called: str, error: BaseException) -> DeviceError | ContextE
             rule="a run uses its own mesh, so its inputs cannot have explicit sharding (a sharding in their type)",
             remedy="copy the array first: jax.device_put(x, jax.devices()[0]), or create its mesh with Auto axes",
         )
-    if "incompatible devices" not in str(error):
+    if not is_of_devices(error):
         return None
     return DeviceError(
         called,

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from mirrored._jax.trees import Structure, tree_flatten
 from mirrored.compilation import dispatch
 from mirrored.compilation.captured_objects import refuse_forgotten
 from mirrored.compilation.dispatch import DonatingSteps, WorkerArguments, lose_failed
+from mirrored.compilation.plain_variables import moving_plain
 from mirrored.compilation.program_checks import (
     check_devices,
     check_ordered,
@@ -33,6 +34,7 @@ from mirrored.compilation.program_checks import (
     is_outer,
     refuse_rerun,
     several_processes,
+    sharding_of,
 )
 from mirrored.compilation.results import refuse_result
 from mirrored.compilation.scan import Scan
@@ -56,9 +58,6 @@ from mirrored.variables.state_lock import (
     thread,
     tracing,
 )
-
-if TYPE_CHECKING:
-    from mirrored.topology.device_assignment import DeviceAssignment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,12 +200,13 @@ class Program:
         donated_ids = {id(variable) for variable in self._donated}
         needed = {id(v): v for v in (*read, *carried)}
         self._not_donated = [v for v in needed.values() if id(v) not in donated_ids]
+        self._reads = (*self._donated, *self._not_donated)
         self._assigned = tuple(assigned)
         self._outer = [c for c in staged.constants if is_outer(c)]
         smallest = dispatch.smallest_computed(staged.jaxpr, self._arrays)
         self._token = smallest is None
         self._watched = len(assigned) + (len(self._arrays) if smallest is None else smallest)
-        places = {id(v): i for i, v in enumerate([*self._donated, *self._not_donated])}
+        places = {id(v): i for i, v in enumerate(self._reads)}
         num_state, num_outer, token = len(places), len(self._outer), self._token
         sources = [places.get(id(c.source)) if isinstance(c, CaptureTracer) else None for c in staged.constants]
 
@@ -235,16 +235,16 @@ class Program:
             outs = step(state, outer, inputs) if scan is None else scan(state, outer, inputs)
             return [*outs, jnp.zeros((), jnp.int32)] if token else outs
 
-        check_devices(self._name, self._store, (*assigned, *read))
+        self._where = check_devices(self._name, self._store, (*assigned, *read))
         self._store.bit_identical |= any(variable.is_deterministic for variable in (*assigned, *read))
         if has_ordered_printing(staged.jaxpr):
             check_ordered(self._name, self._store, (*assigned, *read))
-        shardings = [_sharding(variable.device_assignment, variable.per_replica) for variable in assigned]
+        shardings = [sharding_of(variable.device_assignment, variable.per_replica) for variable in assigned]
         self._several = several_processes(self._store, (*assigned, *read))
         self._digest = "" if self._several is None else digest_of(staged.jaxpr, staged.constants)
         captured = [] if self._several is None else captured_arrays(staged.jaxpr, staged.constants)
-        self._met = WorkerArguments(self._name, captured, (*self._donated, *self._not_donated))
-        rest = [_sharding(self._several, result.is_per_replica) for result in self._results if result.is_array]
+        self._met = WorkerArguments(self._name, captured, self._reads)
+        rest = [sharding_of(self._several, result.is_per_replica) for result in self._results if result.is_array]
         rest += [None] * token
         pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
         compiled = functools.partial(jit, bit_identical=self._store.bit_identical, out_shardings=pinned)
@@ -267,10 +267,13 @@ class Program:
 
     def lower(self, arrays: Sequence[Any]) -> Any:
         """Lowers the program for the given arrays with JAX, to inspect its HLO."""
-        supply_values((*self._donated, *self._not_donated))
+        supply_values(self._reads)
         with lock:
-            values = [variable.borrowed() for variable in (*self._donated, *self._not_donated)]
-            return self._jitted.lower(*values, *self._outer, *arrays)
+            launch = functools.partial(self._lowered, arrays)
+            return moving_plain(launch, self._reads, self._where, arrays)
+
+    def _lowered(self, arrays: Sequence[Any]) -> Any:
+        return self._jitted.lower(*(one.borrowed() for one in self._reads), *self._outer, *arrays)
 
     def __call__(self, arrays: Sequence[Any], arguments: Arguments | None = None) -> Any:
         """Runs the program on the variables' current values, and assigns all new values or none of them.
@@ -287,7 +290,7 @@ class Program:
             return self._call_recorded(arrays, arguments or self._arguments)
         if state.calls_back or withheld:
             refuse_callbacks(self._name)
-            supply_values((*self._donated, *self._not_donated))
+            supply_values(self._reads)
             for variable in self._assigned:
                 variable.before_write()
         try:
@@ -301,7 +304,7 @@ class Program:
             dispatch.forget()
             # It is the error of this step, or of an earlier one that has failed meanwhile. An interrupt needs no
             # handling: the variables have either all old or all new values.
-            lose_failed((*self._donated, *self._not_donated), error, waits=self._several is None)
+            lose_failed(self._reads, error, waits=self._several is None)
             for variable in self._not_donated:
                 if variable.is_lost:  # its own step has failed before, and this one has only read it
                     variable.stored()
@@ -320,13 +323,8 @@ class Program:
             try:
                 if self._several is not None:
                     arrays = self._met.arguments(arrays, self._several, self._digest)
-                rest = [variable.borrowed() for variable in self._not_donated] + self._outer
-                rest += arrays
-                if self._donating is None:
-                    outs, interruption = self._run(rest), None
-                else:
-                    step = self._donating(rest)
-                    outs, interruption = step.results, step.interruption
+                launch = functools.partial(self._launched, arrays)
+                outs, interruption = moving_plain(launch, self._reads, self._where, arrays)
             except BaseException as error:
                 if self._several is not None:
                     self._met.record_dispatch(None)
@@ -339,6 +337,14 @@ class Program:
         if interruption is not None:  # an interrupt during the step, kept until its results were stored
             raise interruption
         return outs
+
+    def _launched(self, arrays: Sequence[Any]) -> tuple[list[Any], BaseException | None]:
+        """Runs the program, and returns its results and an exception that has interrupted it meanwhile."""
+        rest = [*(variable.borrowed() for variable in self._not_donated), *self._outer, *arrays]
+        if self._donating is None:
+            return self._run(rest), None
+        step = self._donating(rest)
+        return step.results, step.interruption
 
     def _run(self, operands: Sequence[Any]) -> list[Any]:
         """Runs the program without donating buffers, and stores the new values of variables."""
@@ -371,7 +377,8 @@ class Program:
         if (rereads or self._store.bit_identical) and not self._store.under_tape:
             return self._under_tape(arguments)._call_recorded(arrays, arguments)
         with assignment_lock() if self._assigned else nullcontext():
-            values = self._announced_values()
+            if ambient().store is None:
+                supply_values(self._reads)
             for variable in self._assigned:
                 variable.check_writable_here("function")
                 variable.before_write()
@@ -381,7 +388,8 @@ class Program:
             if together:
                 self._met.arrive(payloads, self._digest)
             try:
-                outs = self._plain(*values, *self._outer, *arrays)
+                launch = functools.partial(self._announced_call, arrays)
+                outs = moving_plain(launch, self._reads, self._where, arrays)
             except BaseException as error:
                 if together:
                     self._met.record_dispatch(None)
@@ -398,18 +406,20 @@ class Program:
                 announce_reassignment(variable, value if id(variable) in self._store.differentiated else None)
         return self._wrapped(outs[len(self._assigned) :])
 
+    def _announced_call(self, arrays: Sequence[Any]) -> Any:
+        return self._plain(*self._announced_values(), *self._outer, *arrays)
+
     def _announced_values(self) -> list[Any]:
         """Returns the current values of the variables and announces these reads to gradient tapes."""
-        variables = (*self._donated, *self._not_donated)
         is_stored = ambient().store is None  # the values in a store are those of this thread's run or trace
         if is_stored:
             refuse_callbacks(self._name)
-            supply_values(variables)  # takes the assignment lock, which comes before `lock`
+            supply_values(self._reads)  # takes the assignment lock, which comes before `lock`
         with lock if is_stored else nullcontext():  # all values are those after the same step
-            values = [variable.stored() if variable.per_replica else variable.checked_value() for variable in variables]
+            values = [one.stored() if one.per_replica else one.checked_value() for one in self._reads]
         return [
             announced_components(variable, value) if variable.per_replica else announce_read(variable, value)
-            for variable, value in zip(variables, values, strict=True)
+            for variable, value in zip(self._reads, values, strict=True)
         ]
 
     def _under_tape(self, arguments: Arguments) -> Program:
@@ -441,9 +451,3 @@ class Program:
                 array = next(remaining)
                 leaves.append(array if result.wrap is None else result.wrap(array))
         return self._out_treedef.unflatten(leaves)
-
-
-def _sharding(device_assignment: DeviceAssignment | None, per_replica: bool) -> Any:
-    if device_assignment is None:
-        return None
-    return device_assignment.sharded if per_replica else device_assignment.replicated

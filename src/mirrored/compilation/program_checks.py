@@ -16,6 +16,7 @@ from mirrored.errors import ContextError, MirroredError, TransformError
 
 if TYPE_CHECKING:
     from mirrored.runtime.variable_store import FunctionStore
+    from mirrored.topology.device_assignment import DeviceAssignment
 
 
 _OF_TRACERS: Final = (
@@ -138,8 +139,11 @@ def _nesting_error(called: str) -> TransformError:
     )
 
 
-def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
+def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -> Any:
     """Checks that all `Strategy.run` calls and variables of a program use the same devices.
+
+    Returns:
+        A device assignment of these devices; None if the program uses no strategy.
 
     Raises:
         ContextError: The runs and variables belong to strategies on different devices.
@@ -158,6 +162,7 @@ def check_devices(called: str, store: FunctionStore, variables: Sequence[Any]) -
             rule="a compiled function is one program, so it can use the devices of one strategy only",
             remedy="write one function for each strategy, and pass values between them as arrays on the host",
         )
+    return next(iter(owners), None)
 
 
 def check_ordered(called: str, store: FunctionStore, variables: Sequence[Any]) -> None:
@@ -191,6 +196,13 @@ def several_processes(store: FunctionStore, variables: Sequence[Any]) -> Any:
         ),
         None,
     )
+
+
+def sharding_of(device_assignment: DeviceAssignment | None, per_replica: bool) -> Any:
+    """Returns the sharding of a program's result, or None: XLA chooses it."""
+    if device_assignment is None:
+        return None
+    return device_assignment.sharded if per_replica else device_assignment.replicated
 
 
 def is_outer(constant: object) -> bool:

@@ -55,7 +55,7 @@ class Assignment:
 
         So `assign` also works on a variable whose value is lost.
         """
-        return None if self.replaces else self.variable.stored()
+        return None if self.replaces else self.variable.detached(self.variable.stored())
 
     def combined(self, old: Operand, value: object) -> Any:
         """Returns the new value, computed from the variable's old value and `value`, after checking shape and dtype.

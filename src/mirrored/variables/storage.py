@@ -15,6 +15,8 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.array_types import keeping_width_of
 from mirrored._jax.arrays import aligned_empty, copied, is_key, is_ready, new_array
+from mirrored._jax.boxes import Array
+from mirrored._jax.placement import movable
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import Operand
 from mirrored.errors import LostStateError
@@ -58,6 +60,12 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
         return jax.device_put(value, device_assignment.replicated)
 
 
+def placed_by(value: Any, sharding: jax.sharding.Sharding) -> Any:
+    """Copies a value to the devices of a sharding, whatever is being traced."""
+    with eager(), caches.using(None), keeping_width_of([value]):
+        return jax.device_put(value, sharding)
+
+
 def _repeated(value: Any, shape: tuple[int, ...]) -> Any:
     """Returns a new array of the given shape, all rows of which equal `value`."""
     if is_key(value):
@@ -99,7 +107,7 @@ def on_replica_devices(value: Operand, device_assignment: DeviceAssignment | Non
     There it can be combined with values of variables. It is returned unchanged for a plain
     variable, if it is there already, and if it is not committed to devices.
     """
-    if device_assignment is None or not _is_committed(value):
+    if device_assignment is None or not is_committed(value):
         return value
     if value.sharding.device_set == set(device_assignment.devices) and value.sharding.is_fully_replicated:
         return value
@@ -114,7 +122,7 @@ def near(value: Any, other: Any) -> Any:
     if (
         other is None
         or isinstance(other, Tracer)
-        or not _is_committed(value)
+        or not is_committed(value)
         or value.sharding.device_set == other.sharding.device_set
     ):
         return value
@@ -137,7 +145,8 @@ def uncommitted(value: Any) -> Any:
         return jnp.asarray(np.array(value))
 
 
-def _is_committed(value: object) -> bool:
+def is_committed(value: object) -> bool:
+    """Returns whether a value is an array that is committed to devices, so that JAX does not move it."""
     return isinstance(value, jax.Array) and not isinstance(value, Tracer) and bool(value.committed)
 
 
@@ -262,6 +271,20 @@ class VariableStorage(Awaiting):
                     self._check_kept()
                     return array
             finish_step()
+
+    def detached(self, value: Any) -> Any:
+        """Returns a value that was read from the variable: of a plain variable, an array that JAX may move.
+
+        A compiled run commits the value to its devices. The array shares the buffer of the first of them.
+        """
+        if self.device_assignment is not None or type(value) is not Array or not value.committed:
+            return value
+        found = self._components
+        if found is None or found[0] is not value:
+            if not value.is_fully_replicated:
+                return value
+            found = self._components = (value, (movable(value.addressable_data(0)),))
+        return found[1][0]
 
     def borrowed(self) -> Any:
         """Returns the variable's stored array without marking it as shared, for use only while the state lock is held.

@@ -260,7 +260,7 @@ class Variable(VariableStorage, VariableOperators, Scattering, metaclass=Variabl
                 constant of the program.
             LostStateError: The value is lost: a step that owned its buffer failed.
         """
-        return announce_read(self, access.read(self))
+        return announce_read(self, self.detached(access.read(self)))
 
     def value(self) -> jax.Array:
         """Returns the variable's current value, like `read_value`."""
