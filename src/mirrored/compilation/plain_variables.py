@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def moving_plain(
-    launch: Callable[[], T], variables: Sequence[Any], where: DeviceAssignment | None, arrays: Sequence[Any]
+    launch: Callable[[Sequence[Any]], T], arrays: Sequence[Any], plain: Sequence[Any], where: DeviceAssignment | None
 ) -> T:
     """Calls `launch`, which runs or lowers a program; moves plain variables if their values are on other devices.
 
@@ -33,25 +33,26 @@ def moving_plain(
     it has refused them, and steps whose variables are in place need no check.
 
     Args:
-        launch: Reads the variables and calls the program.
-        variables: The variables that the program reads.
+        launch: Reads the variables and calls the program with `arrays`.
+        arrays: Its operands that are no variables.
+        plain: The plain variables that the program reads.
         where: The devices of the program; None if it follows its operands.
-        arrays: Its other operands.
     """
+    if not plain:
+        return launch(arrays)
     try:
-        return launch()
+        return launch(arrays)
     except ValueError as error:
-        if not is_of_devices(error) or not _moved(variables, where, arrays):
+        if not is_of_devices(error) or not _moved(plain, where, arrays):
             raise
-    return launch()
+    return launch(arrays)
 
 
-def _moved(variables: Sequence[Any], where: DeviceAssignment | None, arrays: Iterable[Any]) -> bool:
+def _moved(plain: Sequence[Any], where: DeviceAssignment | None, arrays: Iterable[Any]) -> bool:
     """Moves plain variables to the devices `where`, else to those of the first committed operand.
 
     Returns whether a value has been moved.
     """
-    plain = [variable for variable in variables if variable.device_assignment is None]
     with lock:
         values = [variable.borrowed() for variable in plain]
         sharding = next(map(_replicated, filter(is_committed, map(payload_of, (*arrays, *values)))), None)

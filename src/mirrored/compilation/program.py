@@ -198,16 +198,16 @@ class Program:
         self._donated = carried if self._donate and not self._synchronous else []
         self._keeps_old = bool(assigned) and not self._donate and not self._synchronous
         donated_ids = {id(variable) for variable in self._donated}
-        needed = {id(v): v for v in (*read, *carried)}
-        self._not_donated = [v for v in needed.values() if id(v) not in donated_ids]
+        self._not_donated = [v for v in {id(v): v for v in (*read, *carried)}.values() if id(v) not in donated_ids]
         self._reads = (*self._donated, *self._not_donated)
+        self._plain_reads = [one for one in self._reads if one.device_assignment is None]
         self._assigned = tuple(assigned)
         self._outer = [c for c in staged.constants if is_outer(c)]
         smallest = dispatch.smallest_computed(staged.jaxpr, self._arrays)
         self._token = smallest is None
         self._watched = len(assigned) + (len(self._arrays) if smallest is None else smallest)
-        places = {id(v): i for i, v in enumerate(self._reads)}
-        num_state, num_outer, token = len(places), len(self._outer), self._token
+        places, token = {id(v): i for i, v in enumerate(self._reads)}, self._token
+        num_state, num_outer = len(places), len(self._outer)
         sources = [places.get(id(c.source)) if isinstance(c, CaptureTracer) else None for c in staged.constants]
 
         def step(state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -269,8 +269,7 @@ class Program:
         """Lowers the program for the given arrays with JAX, to inspect its HLO."""
         supply_values(self._reads)
         with lock:
-            launch = functools.partial(self._lowered, arrays)
-            return moving_plain(launch, self._reads, self._where, arrays)
+            return moving_plain(self._lowered, arrays, self._plain_reads, self._where)
 
     def _lowered(self, arrays: Sequence[Any]) -> Any:
         return self._jitted.lower(*(one.borrowed() for one in self._reads), *self._outer, *arrays)
@@ -323,8 +322,7 @@ class Program:
             try:
                 if self._several is not None:
                     arrays = self._met.arguments(arrays, self._several, self._digest)
-                launch = functools.partial(self._launched, arrays)
-                outs, interruption = moving_plain(launch, self._reads, self._where, arrays)
+                outs, interruption = moving_plain(self._launched, arrays, self._plain_reads, self._where)
             except BaseException as error:
                 if self._several is not None:
                     self._met.record_dispatch(None)
@@ -340,7 +338,8 @@ class Program:
 
     def _launched(self, arrays: Sequence[Any]) -> tuple[list[Any], BaseException | None]:
         """Runs the program, and returns its results and an exception that has interrupted it meanwhile."""
-        rest = [*(variable.borrowed() for variable in self._not_donated), *self._outer, *arrays]
+        rest = [variable.borrowed() for variable in self._not_donated] + self._outer
+        rest += arrays
         if self._donating is None:
             return self._run(rest), None
         step = self._donating(rest)
@@ -388,8 +387,7 @@ class Program:
             if together:
                 self._met.arrive(payloads, self._digest)
             try:
-                launch = functools.partial(self._announced_call, arrays)
-                outs = moving_plain(launch, self._reads, self._where, arrays)
+                outs = moving_plain(self._announced_call, arrays, self._plain_reads, self._where)
             except BaseException as error:
                 if together:
                     self._met.record_dispatch(None)
