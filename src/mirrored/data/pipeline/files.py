@@ -16,11 +16,12 @@ from typing import IO, Any, Final, Self, TypeAlias
 import numpy as np
 
 from mirrored._typing import Array, HostArray
-from mirrored.data.cursors import Cursor, InterleaveCursor, IterableCursor, SequenceCursor, beyond_end_error
+from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor, beyond_end_error
 from mirrored.data.elements import Element
 from mirrored.data.extra import crc32c
 from mirrored.data.no_position import NoPosition
 from mirrored.data.options import UNKNOWN_CARDINALITY
+from mirrored.data.pipeline.interleaving import InterleaveCursor
 from mirrored.data.pipeline.nodes import CursorNode, Run
 from mirrored.data.specs import ArraySpec
 from mirrored.errors import ArgumentError, ArgumentTypeError, DataFileError, InputError, MirroredError

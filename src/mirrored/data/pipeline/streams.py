@@ -16,7 +16,6 @@ from mirrored.data.calling import Iterators, is_true
 from mirrored.data.cursors import (
     Cursor,
     Failed,
-    InterleaveCursor,
     IterableCursor,
     RebatchCursor,
     beyond_end_error,
@@ -28,6 +27,7 @@ from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.ignoring_errors import FailingReads, mapped, raise_failed
 from mirrored.data.pipeline.inner_runs import inner_run
+from mirrored.data.pipeline.interleaving import InterleaveCursor
 from mirrored.data.pipeline.nodes import (
     CursorNode,
     LikeParent,
@@ -298,11 +298,18 @@ class Interleaved(StreamStep, CursorNode):
                 return
             try:
                 node = self.open_input(element, number, run.draws_of(self))
-            except Exception:  # such as: its file has been deleted since it was read
+            except Exception as error:
+                if not _is_missing_file(error):  # such as one that has been deleted since it was read
+                    raise
                 return
-            inner_run(node, run, number, self)  # compares it with the saved one
+            inner_run(node, run, number, self)  # compares it with the saved one, whose seeds the later ones use
 
-        return InterleaveCursor(self.parent.cursor(run), opened, self.cycle, self.block, passed)
+        inputs = self.parent.cursor(run)
+        return InterleaveCursor(inputs, opened, self.cycle, self.block, passed, run.ignores_errors)
+
+
+def _is_missing_file(error: BaseException | None) -> bool:
+    return error is not None and (isinstance(error, FileNotFoundError) or _is_missing_file(error.__cause__))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

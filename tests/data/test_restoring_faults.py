@@ -1,0 +1,200 @@
+"""A function or source that fails once while a position is restored: the error is raised, and a retry goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mirrored as mr
+from data.readings import plain
+from mirrored.data import Dataset
+
+Read = Callable[[Any], Any]
+pytestmark = pytest.mark.timeout(60)
+
+
+class Once:
+    """A function that returns its argument, and raises an exception at one of its calls."""
+
+    def __init__(self, error: type[Exception] = OSError) -> None:
+        self._error, self._left = error, 0
+        self.has_raised = False
+
+    def raise_at(self, call: int) -> None:
+        """Lets the call with this number, counted from 1, raise the exception; 0 for none."""
+        self._left, self.has_raised = call, False
+
+    def __call__(self, value: Any) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            self.has_raised = True
+            raise self._error("transient")
+        return value
+
+
+def generated(read: Read) -> Iterator[Any]:
+    for number in range(10):
+        yield read(np.int64(number))
+
+
+FAILING: dict[str, Callable[[Read], Dataset]] = {
+    "map": lambda read: Dataset.range(10).map(read),
+    "map in threads": lambda read: Dataset.range(10).map(read, num_parallel_calls=2),
+    "filter": lambda read: Dataset.range(10).filter(lambda x: read(x) % 4 != 3),
+    "take_while": lambda read: Dataset.range(10).take_while(lambda x: read(x) < 9),
+    "flat_map": lambda read: Dataset.range(10).flat_map(lambda x: Dataset.from_tensors(read(x))),
+    "inner map": lambda read: Dataset.range(5).flat_map(lambda k: Dataset.range(2).map(lambda i: read(2 * k + i))),
+    "inner shuffle": lambda read: Dataset.range(5).flat_map(
+        lambda k: Dataset.range(3 * read(k), 3 * k + 3).shuffle(3, seed=1)
+    ),
+    "scan": lambda read: Dataset.range(10).scan(np.int64(0), lambda state, x: (state + read(x), x + 0 * state)),
+    "generator": lambda read: Dataset.from_generator(lambda: generated(read)),
+    "iterator": lambda read: Dataset.from_generator(lambda: map(read, np.arange(10))),
+    "batches": lambda read: Dataset.range(10).batch(3).map(read).unbatch(),
+    "random_map": lambda read: Dataset.range(10).random_map(lambda x, rng: read(x) * 9 + rng.integers(9), seed=2),
+}
+KEEPING: dict[str, Callable[[Dataset], Dataset]] = {
+    "nothing": lambda d: d,
+    "shuffle": lambda d: d.shuffle(3, seed=4),
+    "window": lambda d: d.window(3).flat_map(lambda window: window),
+    "overlapping windows": lambda d: d.window(3, shift=2).flat_map(lambda window: window),
+    "flat_map": lambda d: d.flat_map(lambda x: Dataset.range(2).map(lambda i: 2 * x + i)),
+    "interleave": lambda d: d.interleave(lambda x: Dataset.from_tensors(x).repeat(3), cycle_length=3),
+    "group_by_window": lambda d: d.group_by_window(lambda x: x % 2, lambda key, window: window, 3),
+    "cache": lambda d: d.cache(),
+    "cached epochs": lambda d: d.cache().repeat(2),
+    "epochs": lambda d: d.repeat(2),
+    "take": lambda d: d.take(7),
+    "skip": lambda d: d.skip(2),
+    "shard": lambda d: d.shard(2, 1),
+    "rebatch": lambda d: d.batch(4).rebatch(3).unbatch(),
+    "prefetch": lambda d: d.prefetch(2),
+    "zip": lambda d: Dataset.zip(d, Dataset.range(99)).map(lambda x, y: x + 0 * y),
+    "concatenate": lambda d: Dataset.range(50, 53).concatenate(d),
+    "unique": lambda d: d.unique(),
+    "scan": lambda d: d.scan(np.int64(0), lambda state, x: (state + x, x)),
+    "sample": lambda d: Dataset.sample_from_datasets([d, Dataset.range(70, 76)], seed=2),
+    "random_map": lambda d: d.random_map(lambda x, rng: x * 9 + rng.integers(9), seed=5),
+}
+
+
+def batches(dataset: Any) -> list[Any]:
+    return [values(batch) for batch in dataset]
+
+
+def values(batch: Any) -> Any:
+    return plain(np.asarray(batch))
+
+
+def made(dataset: Dataset, way: str) -> Any:
+    if way == "plain":
+        return dataset
+    strategy = mr.MirroredStrategy(["CPU:0"])
+    return strategy.experimental_distribute_dataset(dataset.batch(2))
+
+
+def restores_all_the_same(build: Callable[[Read], Any], count: int, calls: range) -> int:
+    """Restores a position while one of the calls of a function fails, and then again; returns how many calls failed.
+
+    The exception must reach the caller of `set_state`, which leaves the iterator as it was, or of `next`.
+    """
+    whole, saved = batches(build(Once())), iter(build(Once()))
+    list(itertools.islice(saved, min(count, len(whole) - 1)))
+    state = json.loads(json.dumps(saved.get_state()))
+    rest, failed = batches(saved), 0
+    for call, is_used in itertools.product(calls, (False, True)):
+        once = Once()
+        dataset = build(once)
+        restored = iter(dataset)
+        if is_used:
+            next(restored)
+        before = place(restored)
+        once.raise_at(call)
+        try:
+            restored.set_state(state)
+        except OSError:
+            assert place(restored) == before
+            restored.set_state(state)
+        found = list[Any]()
+        try:
+            found.extend(values(batch) for batch in restored)
+        except OSError:
+            following = iter(dataset)
+            following.set_state(json.loads(json.dumps(restored.get_state())))
+            found += batches(following)
+        assert found == rest, (count, call, is_used)
+        failed += once.has_raised
+    return failed
+
+
+def place(iterator: Any) -> Any:
+    """Returns the position of an iterator, without the inner datasets, which prefetching makes ahead."""
+    return json.dumps(_without(iterator.get_state(), "made"))
+
+
+def _without(state: Any, name: str) -> Any:
+    if isinstance(state, dict):
+        return {key: _without(part, name) for key, part in state.items() if key != name}
+    return state
+
+
+CASES = sorted(itertools.product(FAILING, KEEPING, KEEPING, ["plain", "distributed"]))
+random.Random(0).shuffle(CASES)
+FOUND = [("filter", "nothing", "window"), ("take_while", "shuffle", "flat_map"), ("inner shuffle", "cache", "flat_map")]
+
+
+@pytest.mark.first(30)
+@pytest.mark.parametrize("case", [(*case, "plain") for case in FOUND] + CASES[:300], ids="-".join)
+def test_an_error_while_elements_are_read_again_reaches_the_caller(case: tuple[str, str, str, str]) -> None:
+    """`flat_map` and `interleave` caught it, and returned elements twice or never."""
+    failing, first, second, way = case
+
+    def build(read: Read) -> Any:
+        return made(KEEPING[second](KEEPING[first](FAILING[failing](read))), way)
+
+    assert sum(restores_all_the_same(build, count, range(1, 14, 4)) for count in (1, 3))
+
+
+@pytest.mark.parametrize("error", [OSError, MemoryError])
+def test_a_checkpoint_is_not_restored_in_part(error: type[Exception], tmp_path: Path) -> None:
+    def build(read: Read) -> Any:
+        return made(Dataset.range(12).map(read).window(3).flat_map(lambda window: window), "distributed")
+
+    saved = iter(build(Once()))
+    before = [values(next(saved)) for _ in range(2)]
+    path = mr.checkpoint.Checkpoint(iterator=saved, step=2).write(tmp_path / "saved")
+    once = Once(error)
+    restored = iter(build(once))
+    checkpoint = mr.checkpoint.Checkpoint(iterator=restored, step=0)
+    once.raise_at(2)
+    with pytest.raises(error, match="transient"):
+        checkpoint.restore(path)
+    checkpoint.restore(path).assert_consumed()
+    assert before + batches(restored) == [[n, n + 1] for n in range(0, 12, 2)]
+
+
+@pytest.mark.parametrize("call", range(1, 6))
+def test_the_seeds_of_inner_datasets_are_restored_after_an_error_of_their_function(call: int) -> None:
+    """The function makes those before the position again, of which the seeds of the later ones are replaced."""
+
+    def build(read: Read, seed: int) -> Dataset:
+        return Dataset.range(6).flat_map(lambda k: Dataset.range(4 * read(k), 4 * k + 4).shuffle(4, seed=seed))
+
+    saved = iter(build(Once(), 1))
+    list(itertools.islice(saved, 12))
+    state, rest, once = saved.get_state(), batches(saved), Once()
+    restored = iter(build(once, 2))
+    once.raise_at(call)
+    if call <= 3:
+        with pytest.raises(OSError, match="transient"):
+            restored.set_state(state)
+    restored.set_state(state)
+    once.raise_at(0)
+    assert batches(restored) == rest
