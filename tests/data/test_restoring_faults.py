@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -26,13 +27,15 @@ class Once:
     def __init__(self, error: type[Exception] = OSError) -> None:
         self._error, self._left = error, 0
         self.has_raised = False
+        self.calls = 0
 
     def raise_at(self, call: int) -> None:
         """Lets the call with this number, counted from 1, raise the exception; 0 for none."""
-        self._left, self.has_raised = call, False
+        self._left, self.has_raised, self.calls = call, False, 0
 
     def __call__(self, value: Any) -> Any:
         self._left -= 1
+        self.calls += 1
         if self._left == 0:
             self.has_raised = True
             raise self._error("transient")
@@ -198,3 +201,75 @@ def test_the_seeds_of_inner_datasets_are_restored_after_an_error_of_their_functi
     restored.set_state(state)
     once.raise_at(0)
     assert batches(restored) == rest
+
+
+class Damaged(Once):
+    """`Once`, which always raises an exception for two of the elements, too."""
+
+    def __call__(self, value: Any) -> Any:
+        if np.ravel(super().__call__(value))[0] in (2, 5):
+            raise ValueError("damaged")
+        return value
+
+
+BEFORE_ERRORS = ["map", "filter", "iterator", "batches", "inner map", "random_map"]
+IGNORING = [
+    case
+    for case in CASES
+    if case[0] in BEFORE_ERRORS and "prefetch" not in case and case != ("iterator", "cache", "flat_map", "plain")
+]
+
+
+@pytest.mark.first(30)
+@pytest.mark.parametrize("kind", [Once, Damaged])
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("case", IGNORING[:50], ids="-".join)
+def test_ignore_errors_leaves_out_no_other_element_when_elements_are_read_again(
+    case: tuple[str, str, str, str], at: int, kind: type[Once]
+) -> None:
+    """All later elements moved by one."""
+    failing, first, second, _ = case
+
+    def build(read: Read) -> Dataset:
+        steps = [KEEPING[first], KEEPING[second]]
+        steps.insert(at, lambda dataset: dataset.ignore_errors())
+        dataset = FAILING[failing](read)
+        for step in steps:
+            dataset = step(dataset)
+        return dataset
+
+    whole = 0
+    try:
+        whole = len(batches(build(kind())))
+    except ValueError:
+        return  # a step between ignore_errors and the function ends at an exception
+    for count in (1, 3):
+        saved = iter(build(kind()))
+        list(itertools.islice(saved, max(0, min(count, whole - 1))))
+        state, rest = json.loads(json.dumps(saved.get_state())), batches(saved)
+        once = kind()
+        once.raise_at(0)
+        iter(build(once)).set_state(state)
+        for call in range(1, once.calls + 1, 3):
+            restored = iter(build(once))
+            once.raise_at(call)
+            with contextlib.suppress(OSError, ValueError):  # the first one can end a window, so that a later one is new
+                restored.set_state(state)
+                assert batches(restored) == rest
+                continue
+            restored = iter(build(once))
+            restored.set_state(state)
+            assert batches(restored) == rest
+
+
+def test_a_position_without_the_exceptions_that_were_left_out_is_restored() -> None:
+    """Such as one of an earlier version, or of an iterator that has left out many kinds."""
+    dataset = Dataset.range(10).map(Damaged()).ignore_errors().shuffle(3, seed=1).flat_map(Dataset.from_tensors)
+    saved = iter(dataset.ignore_errors())
+    list(itertools.islice(saved, 4))
+    state = saved.get_state()
+    assert state.pop("left_out") == ["ValueError, at element 2", "ValueError, at element 5"]
+    del state["position"]["failed"]
+    restored = iter(dataset.ignore_errors())
+    restored.set_state(state)
+    assert batches(restored) == batches(saved)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from mirrored.errors import ArgumentError
 
 _COUNT: Final = "next_iteration"
-_AHEAD: Final = "made"
+_AHEAD: Final = ("made", "left_out")
 
 
 class _DifferentError(Exception):
@@ -49,7 +49,7 @@ def _common(parts: Sequence[Any]) -> Any:
 
 
 def _common_of(key: str, parts: Sequence[Any]) -> Any:
-    if key == _AHEAD:
+    if key in _AHEAD:
         return parts[0]
     return max(parts) if key == _COUNT else _common(parts)
 

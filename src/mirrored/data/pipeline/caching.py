@@ -9,6 +9,7 @@ from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map, with_new_containers
 from mirrored.data.cursors import Cursor, Failed, beyond_end_error, can_continue
 from mirrored.data.elements import Element
+from mirrored.data.pipeline.left_out import LeftOut
 from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
 
@@ -61,6 +62,8 @@ class Cached(OneParent, CursorTransformation):
             return self.parent.cursor(pinned(run))
         if run.inner is not None:
             run.inner.add(self.made.get(key, {}))
+        if key in self.complete:
+            run.forget_left_out()
         # Grain's cache belongs to one iterator, so that every epoch would compute the elements again.
         return _CacheCursor(self, pinned(run), key)
 
@@ -76,6 +79,7 @@ class _CacheCursor:
         self._place = 0
         self._reading: Cursor | None = None
         self._read: list[Any] = []
+        self._left_out = LeftOut(None) if run.inner is None else run.inner.left_out
         self._lacks = False  # elements that raised an exception; a later pass reads the parent again
 
     def __next__(self) -> Element:
@@ -98,8 +102,10 @@ class _CacheCursor:
             self._reading = self._node.parent.cursor(self._run)
         while len(self._read) < count:
             before = self._reading.get_state() if self._run.ignores_errors else None
+            rereads = len(self._read) < self._place
             try:
-                self._read.append(tree_map(frozen, next(self._reading)))
+                with self._left_out.rereading(rereads):
+                    self._read.append(tree_map(frozen, next(self._reading)))
             except StopIteration:
                 self._check_place(len(self._read))
                 if not self._lacks:
@@ -111,6 +117,8 @@ class _CacheCursor:
                 # Without `ignore_errors` the iteration ends here. Otherwise it goes on, unless the parent cannot.
                 if not self._run.ignores_errors or not can_continue(self._reading, before, error):
                     raise
+                with self._left_out.rereading(rereads):
+                    self._left_out.note(error)
                 self._read.append(Failed(error))
             except BaseException:
                 self._lacks = True

@@ -13,7 +13,7 @@ from mirrored._typing import PyTree, StaticInts
 from mirrored.data.calling import transformed
 from mirrored.data.elements import Element, columns_of
 from mirrored.data.options import AUTOTUNE
-from mirrored.data.pipeline import indexed_sources, shuffling, stateful, streams, transformations, zipping
+from mirrored.data.pipeline import forgiving, indexed_sources, shuffling, streams, transformations, zipping
 from mirrored.data.pipeline.nodes import Members, Node
 from mirrored.data.pipeline.steps import Steps, at_least
 from mirrored.errors import ArgumentError, StructureError
@@ -183,6 +183,7 @@ class Grouping(Steps):
         Exceptions that show a fault of the program are raised: TypeError, NameError, AttributeError, AssertionError.
         A generator ends at an exception, which is then raised. If a generator is read through another iterator (`map`,
         `zip`, a class), the data ends there, with a warning in the log.
+        While a position is restored, an exception is raised if no such one was left out before the position.
         Earlier steps count elements that raise: the places of the others stay the same in `take`, `skip`, `shard` and
         `cache`, in the batches of `batch` and `padded_batch`, of which those with such an element are left out, and in
         the random numbers of `random_map`.
@@ -204,7 +205,7 @@ class Grouping(Steps):
             [[25185], [25699]]
         """
         del name
-        return self._then(stateful.Forgiving(self._node, bool(log_warning)))
+        return self._then(forgiving.Forgiving(self._node, bool(log_warning)))
 
     def window(self, size: int, shift: int | None = None, stride: int = 1, drop_remainder: bool = False) -> Self:
         """Groups consecutive elements into windows; each window is a dataset (or a pytree of datasets).

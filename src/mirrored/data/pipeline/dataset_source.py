@@ -16,11 +16,12 @@ from mirrored.data.options import AutoShardPolicy
 from mirrored.data.pipeline.batching import full_batches, is_batched
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.file_sharding import files_of_worker, without_caches
+from mirrored.data.pipeline.forgiving import Forgiving
 from mirrored.data.pipeline.indexed_sources import MemorySource
 from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.pipeline.nodes import Node, Run, first_element, nodes
 from mirrored.data.pipeline.shuffling import Shuffled
-from mirrored.data.pipeline.stateful import Forgiving, TakenWhile
+from mirrored.data.pipeline.stateful import TakenWhile
 from mirrored.data.pipeline.streams import Filtered, IterableSource, Rebatched
 from mirrored.data.pipeline.transformations import Mapping, Prefetched, Repeated, Sliced
 from mirrored.data.pipeline.zipping import Zipped

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any, Final
 
+from mirrored.data.pipeline.left_out import LeftOut
 from mirrored.data.pipeline.nodes import Node, Run, nodes, seeded
 from mirrored.data.pipeline.positions import check_same, elements_changed_by, outline, recorded_of
 from mirrored.data.pipeline.seeds import DrawnSeed
@@ -86,16 +87,19 @@ class InnerDatasets:
 
     Args:
         node: The pipeline.
-        saved: The result of `get_state` in a position; empty for positions of earlier versions.
-        counts_examples: Whether the examples before the position are counted, because the batches have other sizes.
+        position: A position with the result of `entries`, unless it is one of an earlier version; empty at the start.
+            It has the key "counts_examples" if the examples before it are counted, because batches have other sizes.
+
+    Attributes:
+        left_out: The exceptions that `ignore_errors` has left out, also in these datasets.
     """
 
-    def __init__(self, node: Node, saved: dict[str, Any], counts_examples: bool = False) -> None:
-        self._names = _COUNTED if counts_examples else _READ
-        self._made = {place: _Made.of(records) for place, records in saved.items()}
+    def __init__(self, node: Node, position: dict[str, Any]) -> None:
+        self.left_out = LeftOut.of(position)
+        self._names = _COUNTED if "counts_examples" in position else _READ
+        self._made = {place: _Made.of(records) for place, records in position.get("made", {}).items()}
         self._node = node
-        self.error: ArgumentError | None = None
-        """The error of a dataset that does not fit the position. A step such as `ignore_errors` can catch it."""
+        self._error: ArgumentError | None = None
 
     @functools.cached_property
     def _replayed(self) -> set[int]:
@@ -108,12 +112,21 @@ class InnerDatasets:
             if step is not later or isinstance(later, StatefulStep)
         }
 
+    @property
+    def error(self) -> Exception | None:
+        """The error of what does not fit the position. A step such as `ignore_errors` can catch it."""
+        return self._error or self.left_out.error
+
     def get_state(self) -> dict[str, Any]:
         """Returns the datasets that functions have made, for a saved position."""
         return {
             place: [{**record, "numbers": [list(number) for number in record["numbers"]]} for record in made.records]
             for place, made in list(self._made.items())
         }
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the entries of a saved position."""
+        return {"made": self.get_state(), **self.left_out.get_state()}
 
     def add(self, state: dict[str, Any]) -> None:
         """Adds the datasets of an earlier pass, whose elements a cache has kept."""
@@ -147,7 +160,7 @@ class InnerDatasets:
                     self._check(record, node, name, {*run.makers, id(outer)})
                     _replace_seeds(made, name, own, record.get("seeds", []))
         except ArgumentError as error:
-            self.error = error
+            self._error = error
             raise
         seeds = made.in_effect(name, own)
         made.note(number, name, node, seeds)

@@ -8,6 +8,7 @@ from typing import Any
 from mirrored.data.calling import close_each
 from mirrored.data.cursors import Cursor, beyond_end_error
 from mirrored.data.elements import Element
+from mirrored.data.pipeline.left_out import LeftOut
 from mirrored.errors import ArgumentError, InputError
 
 
@@ -20,9 +21,10 @@ class InterleaveCursor:
         cycle: Number of streams that are open at a time.
         block: Number of consecutive elements from one stream.
         passed: Receives each input, and its index, whose stream ended before a restored position.
-        ignores_errors: Whether `ignore_errors` follows, so that the iteration goes on after an input that raises an
-            exception. A position contains the indices of these inputs, which are left out when the inputs are read
-            again. An exception of any other input ends the restoration: the iterator would go on with other elements.
+        left_out: The exceptions that a later `ignore_errors` has left out, so that the iteration goes on after an input
+            that raises one; None if no `ignore_errors` follows. A position contains the indices of these inputs, which
+            are left out when the inputs are read again. An exception of any other input ends the restoration: the
+            iterator would go on with other elements.
 
     Source: the order of `tf.data.Dataset.interleave`, where the next input takes the slot of a stream that ends.
     """
@@ -34,7 +36,7 @@ class InterleaveCursor:
         cycle: int,
         block: int,
         passed: Callable[[Element, int], object] = lambda value, number: None,
-        ignores_errors: bool = False,
+        left_out: LeftOut | None = None,
     ) -> None:
         self._inputs, self._open_input, self._block, self._passed = inputs, open_input, block, passed
         self._start = inputs.get_state()
@@ -42,8 +44,8 @@ class InterleaveCursor:
         self._opened = self._turn = self._taken = 0
         self._ended = False
         # The indices of the inputs that raised an exception; None if a position of an earlier version lacks them.
-        self._failed: list[int] | None = [] if ignores_errors else None
-        self._ignores_errors = ignores_errors
+        self._failed: list[int] | None = None if left_out is None else []
+        self._left_out = left_out
 
     def __next__(self) -> Element:
         while True:
@@ -109,7 +111,7 @@ class InterleaveCursor:
         self._inputs.set_state(self._start)
         wanted = {slot["number"]: place for place, slot in enumerate(state["slots"]) if slot is not None}
         # Positions of earlier versions do not tell which inputs were left out.
-        self._failed = list(state["failed"]) if self._ignores_errors and "failed" in state else None
+        self._failed = list(state["failed"]) if self._left_out is not None and "failed" in state else None
         left_out = set(range(state["opened"]) if self._failed is None else self._failed) - wanted.keys()
         for number in range(state["opened"]):
             try:
@@ -118,7 +120,7 @@ class InterleaveCursor:
                 raise beyond_end_error() from None
             except Exception as error:
                 is_end = self._failed is None and isinstance(error, InputError)
-                if not self._ignores_errors or number not in left_out or is_end:
+                if self._left_out is None or number not in left_out or is_end:
                     raise
                 continue
             if number in wanted:

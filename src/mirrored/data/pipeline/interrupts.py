@@ -10,6 +10,7 @@ from mirrored.data.cursors import Cursor, read_again
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.no_position import checked
+from mirrored.data.pipeline.left_out import LeftOut
 from mirrored.errors import InputError
 
 _MARKS_APART: Final = 20
@@ -29,10 +30,11 @@ class RestartingCursor:
     Args:
         open_cursor: Opens the pipeline at the start.
         is_prefetched: Whether its last step prefetches. An interrupt while it waits for its thread stops nothing.
+        left_out: The exceptions that `ignore_errors` has left out.
     """
 
-    def __init__(self, open_cursor: Callable[[], Cursor], is_prefetched: bool = False) -> None:
-        self._open_cursor, self._is_prefetched = open_cursor, is_prefetched
+    def __init__(self, open_cursor: Callable[[], Cursor], is_prefetched: bool, left_out: LeftOut) -> None:
+        self._open_cursor, self._is_prefetched, self._left_out = open_cursor, is_prefetched, left_out
         self._reading = open_cursor()
         self._place: int | None = 0  # the number of elements before the next one; None after an interrupt
         self._mark: tuple[int, Any] = (0, None)  # a number of elements, and the position after them, None at the start
@@ -88,7 +90,8 @@ class RestartingCursor:
 
     def set_state(self, state: Any, count: int) -> None:
         """Restores a read position, which lies after the first `count` elements."""
-        self._reading.set_state(state)
+        with self._left_out.rereading():
+            self._reading.set_state(state)
         self._mark, self._place, self._unmarked = (count, state), count, None
 
     def _go_to(self, count: int) -> None:
@@ -103,10 +106,11 @@ class RestartingCursor:
         self._reading = self._open_cursor()
         marked, position = self._mark
         try:
-            if position is not None:
-                self._reading.set_state(position)
-            for _ in range(marked, count):
-                read_again(self._reading)
+            with self._left_out.rereading():
+                if position is not None:
+                    self._reading.set_state(position)
+                for _ in range(marked, count):
+                    read_again(self._reading)
         except Exception as error:
             error.add_note("an interrupt stopped the computation of an element: the ones before it were read again")
             raise

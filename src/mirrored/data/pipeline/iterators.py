@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final
 
 from mirrored.data.calling import closed_meanwhile_error, taking_turn
@@ -127,7 +126,6 @@ class DatasetIterator(IteratedAsPython):
             raise stop_iteration(self._no_element_error)
         try:
             element = self._read()
-            self._refuse_misfit()
         except StopIteration:
             self._end = self._cursor().get_end(self._count)
             self._release()
@@ -146,12 +144,16 @@ class DatasetIterator(IteratedAsPython):
         self._waits = True
         try:
             element = self._cursor().read(self._count)
+        except StopIteration:
+            self._refuse_misfit()
+            raise
         finally:
             self._waits = False
             if self._closed:
                 self._release()
         if self._closed:
             raise closed_meanwhile_error()
+        self._refuse_misfit()
         return element
 
     def get_next(self) -> Any:
@@ -209,7 +211,7 @@ class DatasetIterator(IteratedAsPython):
                 "cardinality": self._cardinality,
                 "epochs": self._lengths,
                 "position": self._position(),
-                "made": self._inner.get_state(),
+                **self._inner.entries(),
             }
 
     def _position(self) -> Any:
@@ -284,7 +286,7 @@ class DatasetIterator(IteratedAsPython):
         check_recorded(state, self._node, self._recorded)
         check_epochs(state, self._node, self._lengths)
         before = {name: getattr(self, name) for name in _MOVED}
-        self._inner = InnerDatasets(self._node, state.get("made", {}), "counts_examples" in state)
+        self._inner = InnerDatasets(self._node, state)
         epochs = self._epochs.get_state(), self._functions.get_state()
         self._reading, self._released, self._end, self._continues = None, None, None, True
         self._seeds = {**self._seeds, **dict(zip(map(id, steps), state["seeds"], strict=True))}
@@ -321,7 +323,7 @@ class DatasetIterator(IteratedAsPython):
         self._refuse_misfit()
 
     def _refuse_misfit(self) -> None:
-        """Raises the error of an inner dataset that does not fit the position, also if a step has caught it."""
+        """Raises the error of what does not fit the position, also if a step such as `ignore_errors` has caught it."""
         if self._inner.error is not None:
             raise self._inner.error from None
 
@@ -426,7 +428,7 @@ class DatasetIterator(IteratedAsPython):
         run = self._run(self._iteration, seeds, self._continues, self._keys, self.draws)
         run = dataclasses.replace(run, inner=self._inner)
         open_cursor = functools.partial(self._node.cursor, run)
-        return RestartingCursor(open_cursor, isinstance(self._node, Prefetched))
+        return RestartingCursor(open_cursor, isinstance(self._node, Prefetched), self._inner.left_out)
 
     def _run(self, iteration: int, seeds: dict[int, int], continues: bool, keys: int, draws: tuple[int, int]) -> Run:
         return Run((iteration,), (), seeds, continues, keys=keys, draws=draws, places=random_step_ids(self._node))
@@ -440,9 +442,7 @@ class DatasetIterator(IteratedAsPython):
     def __enter__(self) -> DatasetIterator:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -71,6 +71,11 @@ class Run:
     used_makers: set[int] | None = None
     inner: InnerDatasets | None = None
 
+    def forget_left_out(self) -> None:
+        """Notes that a cache has elements of another pass, of which `ignore_errors` has left out unknown ones."""
+        if self.inner is not None:
+            self.inner.left_out.forget()
+
     def draws_of(self, step: Node) -> FunctionStreamId:
         """Returns the id of the random stream for an operation's user function in this iteration."""
         number, count = self.draws

@@ -7,6 +7,7 @@ from typing import Any
 from mirrored.data.cursors import Cursor, can_continue
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.ignoring_errors import FAULTS, CountingCursor
+from mirrored.data.pipeline.left_out import LeftOut
 
 
 class LimitCursor(CountingCursor):
@@ -34,12 +35,13 @@ class StrideCursor:
         parent: The other iterator.
         start: The number of elements to skip first.
         step: The distance between two elements.
-        ignores_errors: Whether `ignore_errors` follows, so that the iteration goes on after an element that raises an
-            exception. Such an element keeps its place, and a skipped one raises nothing, as in an indexed pipeline.
+        left_out: The exceptions that a later `ignore_errors` has left out, so that the iteration goes on after an
+            element that raises one. Such an element keeps its place, and a skipped one raises nothing, as in an indexed
+            pipeline. None if no `ignore_errors` follows.
     """
 
-    def __init__(self, parent: Cursor, start: int, step: int, ignores_errors: bool) -> None:
-        self._parent, self._step, self._ignores_errors = parent, step, ignores_errors
+    def __init__(self, parent: Cursor, start: int, step: int, left_out: LeftOut | None) -> None:
+        self._parent, self._step, self._left_out = parent, step, left_out
         self._to_skip = start
 
     def __next__(self) -> Element:
@@ -69,14 +71,15 @@ class StrideCursor:
         except (StopIteration, *FAULTS):
             raise
         except Exception as error:
-            if not self._passed(before, error):
+            if self._left_out is None or not self._passed(before, error):
                 raise
+            self._left_out.note(error)
 
     def _position(self) -> Any:
-        return self._parent.get_state() if self._ignores_errors else None
+        return self._parent.get_state() if self._left_out is not None else None
 
     def _passed(self, before: object, error: Exception) -> bool:
-        return self._ignores_errors and can_continue(self._parent, before, error)
+        return self._left_out is not None and can_continue(self._parent, before, error)
 
     def get_state(self) -> Any:
         """Returns the parent iterator's position, and the number of its elements to skip before the next result."""

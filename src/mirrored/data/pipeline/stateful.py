@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -18,10 +17,9 @@ import numpy as np
 from mirrored._jax.trees import tree_map
 from mirrored.data import specs
 from mirrored.data.calling import call, is_true, naming_element, no_end
-from mirrored.data.cursors import Cursor, IterableCursor, is_raised_again
+from mirrored.data.cursors import Cursor, IterableCursor
 from mirrored.data.elements import Element, as_element, handed_out, keeps_values, own_element
-from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from mirrored.data.pipeline.ignoring_errors import FAULTS
+from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.inner_runs import inner_run
 from mirrored.data.pipeline.nodes import (
     CursorNode,
@@ -36,8 +34,6 @@ from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import NoElementError
 from mirrored.errors import ArgumentError, InputError, StructureError
 from mirrored.runtime.element_draws import FunctionStreamId
-
-_log = logging.getLogger("mirrored.data")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -389,62 +385,3 @@ def _cardinality_error(promised: int, found: str) -> InputError:
         rule="the dataset must have exactly the expected number of elements",
         remedy="pass the actual number of elements, or omit assert_cardinality",
     )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Forgiving(StreamStep, CursorNode):
-    """The operation `ignore_errors`: drops the elements that raise an exception because of their data."""
-
-    log_warning: bool
-
-    @property
-    def cardinality(self) -> int:
-        return INFINITE_CARDINALITY if self.parent.cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
-
-    @property
-    def spec(self) -> Any:
-        try:
-            return self.parent.spec
-        except FAULTS:
-            raise
-        except Exception:  # of the first element, which is left out, too
-            return spec_of_first(self)
-
-    def open_cursor(self, run: Run) -> Cursor:
-        return _IgnoreErrorsCursor(self.parent.cursor(dataclasses.replace(run, ignores_errors=True)), self.log_warning)
-
-
-_CANNOT_GO_ON: Final = (
-    "Dataset.ignore_errors: a generator, or a step that keeps elements or a state (scan, unique, group_by_window, "
-    "shuffle of a stream), ends at an exception: call ignore_errors before this step"
-)
-
-
-class _IgnoreErrorsCursor:
-    """An iterator over another iterator's elements, except those whose computation raises an exception."""
-
-    def __init__(self, parent: Cursor, log_warning: bool) -> None:
-        self._parent, self._log_warning = parent, log_warning
-
-    def __next__(self) -> Element:
-        while True:
-            before = self._parent.get_state()
-            try:
-                return next(self._parent)
-            except (StopIteration, *FAULTS):
-                raise
-            except Exception as error:
-                if is_raised_again(error) or self._parent.get_state() == before:  # it would be raised forever
-                    error.add_note(_CANNOT_GO_ON)
-                    raise
-                if self._log_warning:
-                    _log.warning("Dataset.ignore_errors: left out an element: %r", error)
-
-    def get_state(self) -> Any:
-        return self._parent.get_state()
-
-    def set_state(self, state: Any) -> None:
-        self._parent.set_state(state)
-
-    def close(self) -> None:
-        self._parent.close()

@@ -393,6 +393,7 @@ class Kept(StreamStep, CursorNode):
     def open_cursor(self, run: Run) -> Cursor:
         if not run.fills_caches and self._existing() is None:
             return self.parent.cursor(pinned(run))
+        run.forget_left_out()
         rows = _rows_in(self._open(run))
         return PositionCursor(rows.item, rows.length)
 
@@ -421,8 +422,7 @@ class Kept(StreamStep, CursorNode):
                 store(self.parent, self.folder, self.called, elements, seeds, self._unused(used))
         stored = self._existing()
         assert stored is not None
-        seeds_of_file = enumerate(self.kept_seeds().items())
-        others = (place for place, (step, seed) in seeds_of_file if run.seeds.get(step, seed) != seed)
+        others = (n for n, (step, seed) in enumerate(self.kept_seeds().items()) if run.seeds.get(step, seed) != seed)
         if run.continues and not set(stored.unused).issuperset(others):
             raise InputError(
                 self.called,

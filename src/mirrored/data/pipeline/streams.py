@@ -28,6 +28,7 @@ from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.pipeline.ignoring_errors import FailingReads, mapped, raise_failed
 from mirrored.data.pipeline.inner_runs import inner_run
 from mirrored.data.pipeline.interleaving import InterleaveCursor
+from mirrored.data.pipeline.left_out import LeftOut, left_out_in
 from mirrored.data.pipeline.nodes import (
     CursorNode,
     LikeParent,
@@ -305,7 +306,8 @@ class Interleaved(StreamStep, CursorNode):
             inner_run(node, run, number, self)  # compares it with the saved one, whose seeds the later ones use
 
         inputs = self.parent.cursor(run)
-        return InterleaveCursor(inputs, opened, self.cycle, self.block, passed, run.ignores_errors)
+        left_out = left_out_in(run) if run.ignores_errors else None
+        return InterleaveCursor(inputs, opened, self.cycle, self.block, passed, left_out)
 
 
 def _is_missing_file(error: BaseException | None) -> bool:
@@ -346,7 +348,7 @@ class Windowed(StreamStep):
 
     def stream(self, run: Run) -> Any:
         def cursor() -> Cursor:
-            return WindowCursor(self.parent.cursor(run), self, run.ignores_errors)
+            return WindowCursor(self.parent.cursor(run), self, left_out_in(run) if run.ignores_errors else None)
 
         windows = engine().by_cursor(cursor, "window")
         return engine().map_with_index(windows, lambda _, elements: self.make(elements))
@@ -361,13 +363,14 @@ class WindowCursor:
     Args:
         parent: The other iterator.
         node: The operation, with the arguments of `window`.
-        ignores_errors: Whether `ignore_errors` follows. Otherwise, the exception of any element is raised, also between
-            two windows, where `ignore_errors` needs no window to leave out.
+        left_out: The exceptions that a later `ignore_errors` has left out. None if no `ignore_errors` follows: the
+            exception of any element is raised, also between two windows, where `ignore_errors` needs no window to leave
+            out.
     """
 
-    def __init__(self, parent: Cursor, node: Windowed, ignores_errors: bool) -> None:
+    def __init__(self, parent: Cursor, node: Windowed, left_out: LeftOut | None) -> None:
         self._parent, self._start = parent, parent.get_state()
-        self._reads = FailingReads(parent, ignores_errors)
+        self._reads, self._left_out = FailingReads(parent, left_out is not None), left_out
         self._size, self._shift, self._stride, self._drop = node.size, node.shift, node.stride, node.drop_remainder
         self._overlaps = self._shift < (self._size - 1) * self._stride + 1
         self._ahead: list[Element] = []
@@ -392,6 +395,8 @@ class WindowCursor:
             except StopIteration:
                 self._ended = True
             else:
+                if type(element) is Failed and self._left_out is not None:
+                    self._left_out.note(element.error)
                 # Overlapping windows share elements. Frozen elements cannot be changed through one of the windows.
                 is_shared = self._overlaps and type(element) is not Failed
                 self._ahead.append(tree_map(frozen, element) if is_shared else element)

@@ -28,6 +28,7 @@ from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.padded_shapes import check_rank, padded_shapes_of
 from mirrored.data.pipeline.ignoring_errors import BatchCursor, mapped
+from mirrored.data.pipeline.left_out import left_out_in
 from mirrored.data.pipeline.nodes import (
     ENDLESS,
     CursorNode,
@@ -180,7 +181,8 @@ class Sliced(OneParent, CursorTransformation):
             return IterableCursor(tuple, lambda value, _: value)
         if self.stop is not None:
             return LimitCursor(self.parent.cursor(run), self.stop)
-        return StrideCursor(self.parent.cursor(run), self.start, self.step, run.ignores_errors)
+        left_out = left_out_in(run) if run.ignores_errors else None
+        return StrideCursor(self.parent.cursor(run), self.start, self.step, left_out)
 
 
 class _SlicedRows:
