@@ -29,7 +29,7 @@ from mirrored._jax.traces import current_trace, is_eval_below
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ReadableVariable, ambient, within
 from mirrored.runtime.staged_values import VariableLike, read_assigned, without_derivative
-from mirrored.runtime.variable_store import VariableStore
+from mirrored.runtime.variable_store import VariableStore, is_under_tape
 
 if TYPE_CHECKING:
     from mirrored.runtime.replica_runner import ReplicaRunner
@@ -165,7 +165,7 @@ class OverlayStore(VariableStore):
     def set_whole(self, variable: VariableLike, value: jax.Array, where: str) -> None:
         self.note(variable)
         self._forget(variable)
-        self._staged[id(variable), None] = (variable, without_derivative(value), where)
+        self._staged[id(variable), None] = (variable, self._assigned(value), where)
 
     def local(self, variable: VariableLike, replica: int) -> Any:
         if (id(variable), replica) in self._staged:
@@ -182,7 +182,10 @@ class OverlayStore(VariableStore):
             for other in range(self.num_local):
                 part = whole[1][self._row_of(other)] if variable.per_replica else whole[1]
                 self._staged[id(variable), other] = (variable, part, whole[2])
-        self._staged[id(variable), replica] = (variable, without_derivative(value), where)
+        self._staged[id(variable), replica] = (variable, self._assigned(value), where)
+
+    def _assigned(self, value: jax.Array) -> Any:
+        return without_derivative(value)
 
     def note_update(self, variable: VariableLike) -> None:
         self._updated.add(id(variable))
@@ -223,6 +226,15 @@ class RecomputingStore(OverlayStore):
         super().__init__(below, runner)
         self._outer_listeners = ambient().listeners
         self.under_tape = below is not None and below.under_tape
+        self._keeps_derivatives = below is not None and below.keeps_derivatives and not is_under_tape(ambient())
+
+    @property
+    def keeps_derivatives(self) -> bool:
+        """Whether gradients flow through assignments, as they do in a Keras step without the recomputed function."""
+        return self._keeps_derivatives
+
+    def _assigned(self, value: jax.Array) -> Any:
+        return value if self._keeps_derivatives else super()._assigned(value)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -252,7 +264,7 @@ class RecomputingStore(OverlayStore):
     def on_read(self, variable: object, value: jax.Array) -> Any:
         # A framework's variable, such as Keras', is announced in place of the one that stores its value.
         assigned = next((one for one, _, _ in self._staged.values() if _is_announced_as(one, variable)), None)
-        if assigned is None:
+        if assigned is None or self._keeps_derivatives:
             return value
         with within(store=self._below, listeners=self._outer_listeners):
             return read_assigned(assigned, value, lambda one: one.read_value())

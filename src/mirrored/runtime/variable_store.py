@@ -69,6 +69,11 @@ class VariableStore(StagedRollback):
         """Whether the store holds a sync-on-read variable's aggregated value instead of one value per replica."""
         return self.outer is not None and self.outer.aggregates
 
+    @property
+    def keeps_derivatives(self) -> bool:
+        """Whether gradients flow through assignments: those of Keras' own step, which JAX differentiates as a whole."""
+        return self.outer is not None and self.outer.keeps_derivatives
+
     def note_reduction(self, *, bit_identical: bool) -> None:
         """Records that the traced code reduces values over replicas, and whether results must be bit-identical."""
         if self.outer is not None:

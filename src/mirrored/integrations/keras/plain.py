@@ -18,6 +18,7 @@ from mirrored.integrations.keras.calls import convertible, converting_calls
 from mirrored.integrations.keras.open_shapes import inferred
 from mirrored.integrations.keras.private import Tracker
 from mirrored.integrations.keras.scope_store import ScopeStore
+from mirrored.integrations.keras.scoped_variables import noting_blocks
 from mirrored.integrations.keras.variables import View, as_keras
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient, within
@@ -77,6 +78,7 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if ambient().store is None and ambient().replica is None:
                 self._mirrored_contexts.enter_context(within(store=_store(self, self._mirrored_views)))
+            self._mirrored_contexts.enter_context(noting_blocks(self))
         except BaseException:
             self.__exit__()
             raise

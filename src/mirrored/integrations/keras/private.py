@@ -69,6 +69,7 @@ def tensorflow_names() -> Any:
 # Scopes: Keras' thread-local state, the stack of name scopes, and stateless calls.
 
 in_stateless_scope: Callable[[], bool] = keras.src.backend.common.stateless_scope.in_stateless_scope
+in_symbolic_scope: Callable[[], bool] = keras.src.backend.common.symbolic_scope.in_symbolic_scope
 _global_state: Any = keras.src.backend.common.global_state
 
 
@@ -162,6 +163,11 @@ def autocast(variable: KerasVariable, value: Any) -> Any:
     Without an open scope, and for values that are not floating-point, the value is unchanged.
     """
     return variable._maybe_autocast(value)
+
+
+def read_stored(variable: KerasVariable) -> Any:
+    """Returns the value of a variable outside of Keras' scopes; None before Keras initializes the variable."""
+    return variable._value
 
 
 def value_stored_by(variable: KerasVariable) -> Any:
