@@ -37,6 +37,7 @@ def _loop(function: Function) -> Function:
 BLOCKS: dict[str, Callable[[Function], Function]] = {
     "plain": lambda function: function,
     "recomputed": tf.recompute_grad,
+    "keras.remat": keras.remat,
     "recomputed twice": lambda function: tf.recompute_grad(tf.recompute_grad(function)),
     "branch": _branch,
     "loop": _loop,
@@ -120,6 +121,23 @@ def test_a_block_assigns_the_state_of_a_layer(layer: str, block: str, replicas: 
 def test_a_recomputed_function_assigns_the_state_of_a_layer_in_eager_steps(layer: str, replicas: int) -> None:
     expected, found = (_trained(layer, block, replicas, run_eagerly=True) for block in ("plain", "recomputed"))
     for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", ["dropout", "statistics"])
+def test_a_layer_in_a_rematerialization_scope_changes_its_state(layer: str) -> None:
+    """Keras could not build the model. Its `keras.remat` lost changes of state, so that a dropout had one mask."""
+
+    def run(scope: Any) -> list[Any]:
+        keras.utils.set_random_seed(0)
+        with scope:
+            inner = LAYERS[layer]()
+        model = keras.Sequential([keras.Input((4,)), inner, L.Dense(1)])
+        model.compile("sgd", "mse")
+        losses = model.fit(X, X[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+        return [losses, *(np.asarray(one) for one in model.variables)]
+
+    for one, other in zip(run(keras.RematScope(mode="full")), run(contextlib.nullcontext()), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 

@@ -226,15 +226,10 @@ class RecomputingStore(OverlayStore):
         super().__init__(below, runner)
         self._outer_listeners = ambient().listeners
         self.under_tape = below is not None and below.under_tape
-        self._keeps_derivatives = below is not None and below.keeps_derivatives and not is_under_tape(ambient())
-
-    @property
-    def keeps_derivatives(self) -> bool:
-        """Whether gradients flow through assignments, as they do in a Keras step without the recomputed function."""
-        return self._keeps_derivatives
+        self.keeps_derivatives = below is not None and below.keeps_derivatives and not is_under_tape(ambient())
 
     def _assigned(self, value: jax.Array) -> Any:
-        return value if self._keeps_derivatives else super()._assigned(value)
+        return value if self.keeps_derivatives else super()._assigned(value)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -264,7 +259,7 @@ class RecomputingStore(OverlayStore):
     def on_read(self, variable: object, value: jax.Array) -> Any:
         # A framework's variable, such as Keras', is announced in place of the one that stores its value.
         assigned = next((one for one, _, _ in self._staged.values() if _is_announced_as(one, variable)), None)
-        if assigned is None or self._keeps_derivatives:
+        if assigned is None or self.keeps_derivatives:
             return value
         with within(store=self._below, listeners=self._outer_listeners):
             return read_assigned(assigned, value, lambda one: one.read_value())

@@ -54,6 +54,7 @@ class VariableStore(StagedRollback):
             then has the derivative of the variable (see `with_gradients_to_old`).
         rereads, has_fallback: Whether a value was read after an assignment; whether a trace may be given up.
         differentiated: The variables, by `id`, whose newest assignment has a derivative (see `on_reassign`).
+        keeps_derivatives: Whether gradients flow through all assignments, as in Keras' own step.
     """
 
     captures: bool
@@ -63,16 +64,12 @@ class VariableStore(StagedRollback):
     under_tape: bool = False
     rereads = has_fallback = False
     differentiated: Set[int] = frozenset()
+    keeps_derivatives: bool = False
 
     @property
     def aggregates(self) -> bool:
         """Whether the store holds a sync-on-read variable's aggregated value instead of one value per replica."""
         return self.outer is not None and self.outer.aggregates
-
-    @property
-    def keeps_derivatives(self) -> bool:
-        """Whether gradients flow through assignments: those of Keras' own step, which JAX differentiates as a whole."""
-        return self.outer is not None and self.outer.keeps_derivatives
 
     def note_reduction(self, *, bit_identical: bool) -> None:
         """Records that the traced code reduces values over replicas, and whether results must be bit-identical."""
@@ -101,18 +98,14 @@ class VariableStore(StagedRollback):
             self.differentiated -= set(map(id, variables))
 
     def on_reassign(self, variable: ReadableVariable, value: object) -> None:
-        """Records whether the newest assignment of a variable has a derivative.
-
-        It has none if `value` is None.
-        """
+        """Records whether a variable's newest assignment has a derivative: it has none if `value` is None."""
         self.differentiated = self.differentiated - {id(variable)} | (set() if value is None else {id(variable)})
 
     def reread(self, variable: VariableLike, newest: Any, before: Callable[[VariableLike], Any]) -> Any:
         """Returns the newly assigned value of a variable.
 
         An ordinary assignment has no derivative, so gradients flow to the value that `before` returns. They flow
-        through an assignment by Flax NNX, which differentiates assignments.
-        Without a tape around the run or function, gradients need not be routed.
+        through an assignment by Flax NNX, which differentiates assignments. Without a tape, they need not be routed.
         """
         self.rereads = True
         if not self.under_tape or id(variable) in self.differentiated:

@@ -3,6 +3,8 @@
 JAX traces such a function, and Keras reads its variables in the trace: their values become constants of the trace. That
 is right if the trace serves one call. JAX caches traces by the function object, so a function that reads a weight is
 passed as a new object in each call. In the trace of another function, such as one of `jax.jit`, reads stay errors.
+
+In stateless calls, as in `fit`, a function of `keras.remat` can also assign variables, as that of `tf.recompute_grad`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from typing import Any, Final
 from mirrored._blocks import setting
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored.errors import TransformError
-from mirrored.integrations.keras.private import jax_operations
+from mirrored.integrations.keras.private import in_stateless_scope, jax_operations
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
+from mirrored.runtime.recomputing import recomputed
 
 _NAMES: Final = ("cond", "fori_loop", "map", "scan", "switch", "vectorized_map", "while_loop")
 # The trace of the function that an operation of eager code runs, or None.
@@ -70,6 +73,9 @@ def _reading_later(transform: Callable[..., Any]) -> Callable[..., Any]:
     def transforming(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def transformed(*args: Any, **kwargs: Any) -> Any:
+            if in_stateless_scope():
+                # JAX would keep the trace of the first call, and with it the state of a dropout.
+                return recomputed(function, "keras.remat")(*args, **kwargs)
             return _reading(call)(function, args, kwargs)
 
         return transformed

@@ -60,6 +60,7 @@ class BlockStore(VariableStore):
         self.entries: dict[Key, CaptureTracer] = {}
         self._where: dict[Key, str] = {}
         self.under_tape = is_under_tape(ambient()) or outer.under_tape
+        self.keeps_derivatives = outer.keeps_derivatives and not self.under_tape
 
     def is_assigned(self, variable: VariableLike) -> bool:
         return any(key[0] == id(variable) for key in self.staged) or super().is_assigned(variable)

@@ -14,14 +14,12 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from mirrored._jax.traces import NotConstant, evaluate, is_eager
-from mirrored._jax.trees import transformed, tree_flatten
+from mirrored._jax.traces import NotConstant, evaluate
 from mirrored._typing import Operand, PyTree
-from mirrored.errors import MirroredError, TransformError
-from mirrored.runtime.overlay_store import collecting_assignments
+from mirrored.errors import MirroredError
+from mirrored.runtime.recomputing import recomputed
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._nest import assert_same_structure, flatten, pack_sequence_as
 from mirrored.tf._ops.arrays import executing_eagerly
@@ -320,55 +318,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     Arguments that are not arrays, such as ``training=True`` and ``axis=1``, reach `f` as they are. Random numbers are
     the same in both passes, and variables that `f` assigns, such as moving averages, change once.
     """
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if is_eager():
-            return f(*args, **kwargs)
-        leaves, structure = tree_flatten((args, kwargs))
-        traced = [place for place, leaf in enumerate(leaves) if _is_traceable(leaf)]
-
-        def of_arrays(arrays: list[Any]) -> Any:
-            given = list(leaves)
-            for place, array in zip(traced, arrays, strict=True):
-                given[place] = array
-            own_args, own_kwargs = structure.unflatten(given)
-            return collecting(*own_args, **own_kwargs), overlay.values()
-
-        overlay, collecting = collecting_assignments(f, recomputes=True)
-        try:
-            results, assigned = transformed(jax.checkpoint, of_arrays)([leaves[place] for place in traced])
-        except jax.errors.UnexpectedTracerError as error:
-            raise _leaked_error() from error
-        overlay.flush(assigned)
-        return results
-
-    return run
-
-
-def _leaked_error() -> TransformError:
-    """Returns the error for a recomputed function that uses a value of another trace.
-
-    JAX keeps what it has traced of a jitted function, with the tracers that the function has read from objects.
-    """
-    return TransformError(
-        "tf.recompute_grad",
-        found="the function, or a function under jax.jit that it calls, uses a value that an earlier trace has stored "
-        "in an attribute or container",
-        rule="the function is traced at every call, and the values that it computes are valid in this trace only; JAX "
-        "keeps the trace of a function under jax.jit, with the value of the attribute that it has read",
-        remedy="pass the value to the function under jax.jit as an argument, and return it where it is needed outside",
-    )
-
-
-def _is_traceable(leaf: object) -> bool:
-    """Returns whether JAX can trace an argument; False for Python numbers, which may be static options."""
-    if isinstance(leaf, bool | int | float | complex) and not isinstance(leaf, np.generic):
-        return False
-    try:
-        jax.typeof(leaf)
-    except TypeError:
-        return False
-    return True
+    return recomputed(f, "tf.recompute_grad")
 
 
 @op("grad_pass_through", named=False)
