@@ -206,8 +206,8 @@ class Program:
         smallest = dispatch.smallest_computed(staged.jaxpr, self._arrays)
         self._token = smallest is None
         self._watched = len(assigned) + (len(self._arrays) if smallest is None else smallest)
-        places, token = {id(v): i for i, v in enumerate(self._reads)}, self._token
-        num_state, num_outer = len(places), len(self._outer)
+        places = {id(v): i for i, v in enumerate(self._reads)}
+        num_state, num_outer, token = len(places), len(self._outer), self._token
         sources = [places.get(id(c.source)) if isinstance(c, CaptureTracer) else None for c in staged.constants]
 
         def step(state: Sequence[Any], outer: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -245,8 +245,7 @@ class Program:
         captured = [] if self._several is None else captured_arrays(staged.jaxpr, staged.constants)
         self._met = WorkerArguments(self._name, captured, self._reads)
         rest = [sharding_of(self._several, result.is_per_replica) for result in self._results if result.is_array]
-        rest += [None] * token
-        pinned = [*shardings, *rest] if any(sharding is not None for sharding in shardings) else None
+        pinned = [*shardings, *rest, *[None] * token] if any(sharding is not None for sharding in shardings) else None
         compiled = functools.partial(jit, bit_identical=self._store.bit_identical, out_shardings=pinned)
         donated = tuple(range(len(self._donated)))
         self._plain = compiled(program)
