@@ -132,3 +132,21 @@ FUNCTIONS = [decorated_inside, called_inside, lambda_inside, function_of_the_mod
 def test_wrappers_are_converted(function, decorator, x):
     compiled = tf.function(lambda value: function(decorator, value))
     assert float(compiled(tf.constant(x))) == float(function(decorator, tf.constant(x)))
+
+
+def test_a_wrapper_with_the_name_of_a_lambda_is_converted():
+    """It was parsed as a lambda if it was the first wrapper of its decorator."""
+
+    def doubling(function):
+        @functools.wraps(function)
+        def wrapper(v, *, factor=2):
+            result = function(v)
+            if result > 0:
+                return result * factor
+            return result
+
+        return wrapper
+
+    made = tf.autograph.experimental.do_not_convert(doubling)(lambda v: v - 1)
+    assert made.__name__ == "<lambda>"
+    assert [float(tf.function(made)(tf.constant(x))) for x in (3.0, 0.5)] == [4.0, -0.5]

@@ -128,7 +128,10 @@ def _factory(function: types.FunctionType) -> _Factory:
     return _factories[key]
 
 
-def _converted_code(function: types.FunctionType) -> _Factory:
+def _converted_code(given: types.FunctionType) -> _Factory:
+    # A wrapper of a lambda has the name of the lambda by `functools.wraps`, and would be parsed as one.
+    function = types.FunctionType(given.__code__, given.__globals__, None, given.__defaults__, given.__closure__)
+    function.__kwdefaults__ = given.__kwdefaults__
     node, _ = parser.parse_entity(function, future_features=inspect_utils.getfutureimports(function))
     falls_through = _falls_through(node)
     nodes, context = _Transpiler().transform_function(function, converter.ProgramContext(options=_OPTIONS))
