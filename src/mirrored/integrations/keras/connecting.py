@@ -8,6 +8,7 @@ from typing import Any
 
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import connect_belonging, connect_noticing
+from mirrored.integrations.keras.call_metrics import connect_call_metrics
 from mirrored.integrations.keras.callbacks import connect_resuming, connect_saving, connect_tensorboard
 from mirrored.integrations.keras.calls import connect_calls
 from mirrored.integrations.keras.control_flow import connect_control_flow
@@ -58,6 +59,7 @@ def connect() -> None:
     infer = with_messages(wrapped_compute_output_spec(backend.compute_output_spec))
     replace("keras", backend, "compute_output_spec", infer)
     connect_belonging()
+    connect_call_metrics()
     connect_calls()
     connect_control_flow()
     connect_losses()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mirrored._jax.traces import current_trace, trace_below_tapes
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.call_metrics import holding_metrics
 from mirrored.integrations.keras.calls import convertible, converting_calls
 from mirrored.integrations.keras.open_shapes import inferred
 from mirrored.integrations.keras.private import Tracker
@@ -79,6 +80,7 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
             if ambient().store is None and ambient().replica is None:
                 self._mirrored_contexts.enter_context(within(store=_store(self, self._mirrored_views)))
             self._mirrored_contexts.enter_context(noting_blocks(self))
+            self._mirrored_contexts.enter_context(holding_metrics(self))
         except BaseException:
             self.__exit__()
             raise
