@@ -15,8 +15,6 @@ import pytest
 
 import mirrored as mr
 
-keras = pytest.importorskip("keras")
-
 REPLICAS, STEPS = 4, 2
 SHAPES = [(64,), (64,), (64,), (4, 4), (4, 4)]  # equal operations on variables of one shape are what XLA merges
 NATIVE = {
@@ -112,6 +110,7 @@ def test_updates_have_the_same_bits_on_any_number_of_devices(name: str, kind: st
 @pytest.mark.parametrize("name", sorted(OF_KERAS, key=lambda name: name not in ("RMSprop", "Adagrad", "Adafactor")))
 def test_updates_of_keras_have_the_same_bits_on_any_number_of_devices(name: str, kind: str) -> None:
     """Keras divides by square roots, which were computed otherwise on devices with one replica, silently."""
+    keras = pytest.importorskip("keras")
     make = getattr(keras.optimizers, name)
     one, *others = (trained(devices, make, keras.Variable, *WAYS[kind]) for devices in (1, 3, 4))
     assert others == [one, one]

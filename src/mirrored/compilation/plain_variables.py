@@ -82,7 +82,7 @@ def _replicated(array: jax.Array) -> Any:
     return NamedSharding(array.sharding.mesh, PartitionSpec()) if isinstance(array.sharding, NamedSharding) else None
 
 
-def _local(value: Any) -> Any:
+def _local(value: jax.Array) -> jax.Array:
     """Returns this process's copy of a replicated array of several processes; other values are returned unchanged."""
     if isinstance(value, Tracer) or value.is_fully_addressable or not value.is_fully_replicated:
         return value

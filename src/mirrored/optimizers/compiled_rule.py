@@ -45,7 +45,7 @@ class CompiledRule:
     def _compile(self, plan: UpdatePlan, bit_identical: bool) -> Callable[..., Computed]:
         rule = self._rule
 
-        def optimizer_update(*operands: Any) -> Computed:
+        def optimizer_update(*operands: *Operands) -> Computed:
             return rule(plan, *operands)
 
         return BitIdenticalJit(optimizer_update) if bit_identical else jax.jit(optimizer_update, inline=True)

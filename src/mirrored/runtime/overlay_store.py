@@ -185,6 +185,7 @@ class OverlayStore(VariableStore):
         self._staged[id(variable), replica] = (variable, self._assigned(value), where)
 
     def _assigned(self, value: jax.Array) -> Any:
+        """Returns an assigned value as the store keeps it."""
         return without_derivative(value)
 
     def note_update(self, variable: VariableLike) -> None:

@@ -52,7 +52,8 @@ class VariableStore(StagedRollback):
         num_local: The number of local replicas whose components it distinguishes.
         under_tape: Whether a tape records the traced code as one operation. A value that is read after an assignment
             then has the derivative of the variable (see `with_gradients_to_old`).
-        rereads, has_fallback: Whether a value was read after an assignment; whether a trace may be given up.
+        rereads: Whether a value was read after an assignment.
+        has_fallback: Whether the trace may be given up, because the function can run eagerly instead.
         differentiated: The variables, by `id`, whose newest assignment has a derivative (see `on_reassign`).
         keeps_derivatives: Whether gradients flow through all assignments, as in Keras' own step.
     """
@@ -62,7 +63,8 @@ class VariableStore(StagedRollback):
     outer: VariableStore | None = None
     num_local: int = 1
     under_tape: bool = False
-    rereads = has_fallback = False
+    rereads: bool = False
+    has_fallback: bool = False
     differentiated: Set[int] = frozenset()
     keeps_derivatives: bool = False
 

@@ -60,7 +60,7 @@ def placed(value: Any, device_assignment: Any, per_replica: bool) -> Any:
         return jax.device_put(value, device_assignment.replicated)
 
 
-def placed_by(value: Any, sharding: jax.sharding.Sharding) -> Any:
+def placed_by(value: jax.Array, sharding: jax.sharding.Sharding) -> Any:
     """Copies a value to the devices of a sharding, whatever is being traced."""
     with eager(), caches.using(None), keeping_width_of([value]):
         return jax.device_put(value, sharding)
@@ -203,7 +203,7 @@ class VariableStorage(Awaiting):
 
     name: str
     device_assignment: Any  # `DeviceAssignment`, or None; most callers have excluded plain variables
-    strategy: Any  # the `Strategy`, or None
+    strategy: Any  # `Strategy`, whose package imports this one, or None
     per_replica: bool
     num_replicas: int
     component_shape: tuple[int, ...]
@@ -272,7 +272,7 @@ class VariableStorage(Awaiting):
                     return array
             finish_step()
 
-    def detached(self, value: Any) -> Any:
+    def detached(self, value: jax.Array) -> Any:
         """Returns a value that was read from the variable: of a plain variable, an array that JAX may move.
 
         A compiled run commits the value to its devices. The array shares the buffer of the first of them.

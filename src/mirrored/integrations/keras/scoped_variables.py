@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from mirrored._blocks import contextmanager
 from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import belongs_to
+from mirrored._typing import Operand
 from mirrored.errors import TransformError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.private import in_symbolic_scope
@@ -121,7 +122,7 @@ def _assigning(add: Callable[..., None]) -> Callable[..., None]:
 
 def _adding(add: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(add)
-    def add_loss(self: StatelessScope, loss: Any) -> None:
+    def add_loss(self: StatelessScope, loss: Operand) -> None:
         if any(belongs_to(loss, block.base_trace) for block in _blocks_in(self)):
             raise TransformError(
                 "Layer.add_loss",
