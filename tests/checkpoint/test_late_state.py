@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,25 @@ def test_a_save_warns_once_of_state_that_came_too_late(tmp_path: Path, caplog: p
     assert "(created too late to be restored)" in status.report
     assert "is it" not in status.report
     status.expect_partial()
+
+
+@pytest.mark.parametrize("make", [lambda: Counter(a=3), lambda: {"a": 3}])
+def test_the_remedy_for_numbers_in_a_container_is_to_create_it_before(
+    make: Callable[[], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning advised to assign the container as a part of the checkpoint, which the program had done."""
+    path = Checkpoint(counts=make(), step=1).write(tmp_path / "c")
+    checkpoint = Checkpoint(step=0)
+    checkpoint.restore(path).expect_partial()
+    checkpoint.counts = Counter()
+    checkpoint.counts["a"] += 1
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        checkpoint.write(tmp_path / "d")
+    assert "counts/a after the restore" in caplog.text
+    assert "such a container must exist before the restore" in caplog.text
+    created = Checkpoint(step=0, counts=Counter())
+    created.restore(path)
+    assert created.counts["a"] == 3
 
 
 def test_entries_of_a_list_are_not_too_late(caplog: pytest.LogCaptureFixture) -> None:

@@ -332,7 +332,7 @@ class Checkpoint:
         of a Keras model that is not built, and slots, at their first use; iterators of `mirrored.data`, at their first
         element; new parts, and items of lists and dicts that are parts, if they are set through the checkpoint:
         ``checkpoint.random = ...``. Other state (generators, iterators of other libraries, arrays and numbers in the
-        program's objects) must exist before; the next save warns of what was not restored.
+        program's objects, numbers in lists and dicts that are set later) must exist before; else the next save warns.
 
         This ends when everything is restored, or the objects are garbage-collected; the next restore takes over the
         names that it has. A checkpoint saved meanwhile also contains the values, of existing parts, that still wait.

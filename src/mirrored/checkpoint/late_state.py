@@ -76,7 +76,8 @@ def report_late(late: dict[str, Leaf], called: str, told: set[str], *, refuses_p
         _log.warning(
             "%s: the program has created %s after the restore, which did not restore the saved values; the program's "
             "own values are saved from now on. Create this state before the restore, or assign it as a part of the "
-            "checkpoint (checkpoint.name = ...), which restores it",
+            "checkpoint (checkpoint.name = ...), which restores it; numbers in a new list, deque, dict or Counter are "
+            "new values, so that such a container must exist before the restore",
             called, _listed(new),
         )  # fmt: skip
 
