@@ -13,7 +13,7 @@ import pytest
 
 import mirrored as mr
 from mirrored.compilation import function
-from mirrored.errors import ArgumentError, ReplicaDivergenceError, StructureError, VariableError
+from mirrored.errors import ArgumentError, ContextError, ReplicaDivergenceError, StructureError, VariableError
 from mirrored.optimizers import SGD, Adam, Optimizer
 from mirrored.values.sparse_rows import SparseRows, as_pytree
 from optimizers.steps import step_of
@@ -607,3 +607,26 @@ def test_a_component_is_no_variable():
         v = mr.Variable(1.0, name="v")
     with pytest.raises(VariableError, match="one replica's copy of the variable 'v"):
         SGD(0.1).apply_gradients([(1.0, v.values[1])])
+
+
+@pytest.mark.parametrize("wrap", [lambda step: step, function], ids=["eager", "compiled"])
+@pytest.mark.parametrize("where", ["replica", "cross-replica"])
+@pytest.mark.parametrize("other", [("CPU:2", "CPU:3"), ("CPU:0", "CPU:1")], ids=["other devices", "same devices"])
+def test_an_optimizer_with_state_in_another_strategy_is_refused(wrap, where, other):
+    first, second = mr.MirroredStrategy(["CPU:0", "CPU:1"]), mr.MirroredStrategy(other)
+    with first.scope():
+        optimizer, v = mr.optimizers.Adam(0.1), mr.Variable(jnp.ones(3))
+    with second.scope():
+        w = mr.Variable(jnp.ones(3))
+    optimizer.apply_gradients([(jnp.ones(3), v)])
+
+    def update():
+        optimizer.apply_gradients([(jnp.ones(3), w)])
+
+    def step():
+        update() if where == "cross-replica" else second.run(update)
+
+    with pytest.raises(ContextError, match="remedy: create one optimizer for each strategy"):
+        wrap(step)()
+    assert int(optimizer.iterations) == 1
+    np.testing.assert_array_equal(w, np.ones(3))

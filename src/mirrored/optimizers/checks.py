@@ -12,6 +12,7 @@ import numpy as np
 
 from mirrored.analysis.dataflow import reached_results
 from mirrored.errors import ArgumentError, ContextError, StructureError
+from mirrored.runtime.ambient import ambient
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.variables import Variable
 
@@ -112,6 +113,25 @@ def check_iterators(iterators: Sequence[Any], called: str) -> None:
             rule="every replica must pass its own pairs of a gradient and a variable",
             remedy="create the pairs in the replica function: zip(gradients, variables)",
         )
+
+
+def check_strategy(state: Sequence[Variable]) -> None:
+    """Raises an error if the counter or slots of an optimizer belong to another strategy than the current one.
+
+    Without the check, a compiled update rule would get arrays of different devices.
+    """
+    strategies = ambient().strategies
+    if not strategies:
+        return
+    for variable in state:
+        if variable.device_assignment is not None and variable.strategy is not strategies[-1]:
+            raise ContextError(
+                "Optimizer.apply_gradients",
+                found=f"the optimizer's variable {variable.name!r} belongs to {variable.strategy!r}, but "
+                f"{strategies[-1]!r} is current",
+                rule="an optimizer that has state in one strategy can update only variables of that strategy",
+                remedy="create one optimizer for each strategy, in its scope or outside of any scope",
+            )
 
 
 def check_shapes(leaves: Sequence[SlotLeaf], found: Sequence[tuple[int, ...]]) -> None:
