@@ -273,3 +273,29 @@ def test_a_weight_of_zero_keeps_its_own_gradient():
 def test_losses_of_half_precision_are_summed_in_float32(helper):
     loss = helper(jnp.full((800,), 200.0, jnp.float16))
     assert (float(loss), loss.dtype) == (200.0, jnp.float16)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "int32"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_strict_promotion_refuses_only_the_promotions_of_the_program(dtype, compiled):
+    """The library's own float32 accumulators were refused for losses of another dtype."""
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def step():
+        def replica():
+            losses = jnp.ones(4, dtype)
+            weights = jnp.ones(4, jnp.float32)
+            return [
+                average_loss(losses),
+                average_loss(losses, weights),
+                compute_average_loss(losses, sample_weight=weights, global_batch_size=8),
+                scale_regularization_loss(losses),
+            ]
+
+        return [strategy.reduce("SUM", one, axis=None) for one in strategy.run(replica)]
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        found = (function(step) if compiled else step)()
+        expected = jnp.result_type(float) if dtype == "int32" else jnp.dtype(dtype)
+        assert [one.dtype for one in found] == [expected] * 4
+        assert list(map(float, found)) == [1.0, 1.0, 1.0, 4.0]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
+from mirrored._jax.promotion import at_least_float32
 from mirrored._jax.trees import in_order_of, positions_in_order
 from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
@@ -380,7 +381,7 @@ def _is_parameter(leaf: object) -> bool:
 
 
 def _accumulator(shape: tuple[int, ...], dtype: DTypeLike, name: str) -> Variable:
-    zeros = jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32))
+    zeros = jnp.zeros(shape, at_least_float32(dtype))
     if not has_strategy():
         return Variable(zeros, trainable=False, name=name)
     local, total = VariableSynchronization.ON_READ, VariableAggregation.SUM

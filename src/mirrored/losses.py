@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import as_array
+from mirrored._jax.promotion import at_least_float32
 from mirrored._typing import Operand
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, ContextError, StructureError
@@ -107,7 +108,7 @@ def compute_average_loss(
     TensorFlow: `tf.nn.compute_average_loss`.
     """
     losses = _losses(per_example_loss, "compute_average_loss")
-    wide = losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
+    wide = losses.astype(at_least_float32(losses.dtype))
     total = jnp.sum(wide if sample_weight is None else _weighted(wide, _like_tensorflow(wide, sample_weight)))
     if global_batch_size is None:
         _check_replica_context("compute_average_loss")
@@ -135,7 +136,7 @@ def scale_regularization_loss(regularization_loss: Operand) -> jax.Array:
     """
     _check_replica_context("scale_regularization_loss")
     losses = _floating(regularization_loss)
-    wide = losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
+    wide = losses.astype(at_least_float32(losses.dtype))
     return (jnp.sum(wide) / get_strategy().num_replicas_in_sync).astype(losses.dtype)
 
 
@@ -158,7 +159,7 @@ def _floating(value: Operand) -> jax.Array:
 
 def _total_and_count(losses: jax.Array, sample_weight: Operand | None) -> tuple[jax.Array, Any]:
     """Returns the sum of the losses and their count; with weights, the weighted sum and the sum of the weights."""
-    wide = jnp.promote_types(losses.dtype, jnp.float32)
+    wide = at_least_float32(losses.dtype)
     if sample_weight is None:
         return jnp.sum(losses.astype(wide)), losses.size
     weights = as_array(sample_weight)

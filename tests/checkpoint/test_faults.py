@@ -22,7 +22,7 @@ import pytest
 import mirrored as mr
 from checkpoint.damages import HOW, damage
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, checkpoints_in
-from mirrored.errors import CheckpointError, DamagedCheckpointError, MissingExtraError
+from mirrored.errors import CheckpointError, DamagedCheckpointError, MissingCheckpointError, MissingExtraError
 
 # Orbax leaves futures behind whose loop is gone when a write fails.
 unraisable = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -354,6 +354,56 @@ def test_a_restart_goes_back_to_the_newest_checkpoint_that_is_whole(tmp_path, ho
     np.testing.assert_array_equal(other.numpy(), np.random.default_rng(2).normal(size=50_000).astype(np.float32))
     again.save(3)
     assert again.restore_latest() == 3
+
+
+def remove_when_opened(monkeypatch, folder, number):
+    """Removes a checkpoint, as another process may do, before the array file of this number is opened.
+
+    Returns a list that contains the opened files.
+    """
+    opened, real = [], Path.open
+
+    def vanishing(self, *args, **options):
+        if folder in self.parents and self.parent != folder:
+            opened.append(self)
+            if len(opened) > number:
+                shutil.rmtree(folder, ignore_errors=True)
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", vanishing)
+    return opened
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_skipped(tmp_path, monkeypatch, number):
+    """Another process that writes checkpoints removes old ones; a bare FileNotFoundError ended the reading process."""
+    v = mr.Variable(0.0)
+    checkpoint = Checkpoint(v=v, step=0)
+    manager = CheckpointManager(checkpoint, tmp_path)
+    for step in (1, 2):
+        v.assign(float(step))
+        checkpoint.step = step
+        manager.save(step)
+    v.assign(0.0)
+    opened = remove_when_opened(monkeypatch, tmp_path / "ckpt-2", number)
+    assert manager.restore_latest() == 1
+    assert (float(v), checkpoint.step) == (1.0, 1)
+    assert len(opened) > number
+
+
+@pytest.mark.parametrize("read", ["restore", "reader"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_named(tmp_path, monkeypatch, read, number):
+    v = mr.Variable(1.0)
+    checkpoint = Checkpoint(v=v)
+    path = checkpoint.save(tmp_path / "model")
+    v.assign(2.0)
+    reader = CheckpointReader(path)
+    opened = remove_when_opened(monkeypatch, Path(path), number)
+    with pytest.raises(MissingCheckpointError, match="it was removed after its manifest was read"):
+        reader.read("v") if read == "reader" else checkpoint.restore(path)
+    assert float(v) == 2.0
+    assert len(opened) > number
 
 
 @pytest.mark.parametrize("how", ["truncated", "no manifest"])

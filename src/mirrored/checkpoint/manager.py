@@ -357,6 +357,8 @@ class CheckpointManager:
                 _log.warning("CheckpointManager keeps %s, which is damaged: %s", path, error.found)
                 (path / KEPT).touch()
                 return
+            except MissingCheckpointError:  # another process has removed it meanwhile
+                return
             if written - self._clock.read() >= hours * _NANOSECONDS_PER_HOUR:
                 (path / KEPT).touch()
                 self._clock.set(written)

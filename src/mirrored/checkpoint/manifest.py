@@ -136,53 +136,21 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     except FileNotFoundError:
         raise _missing_error(directory) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _damaged_error(directory, f"{FILE} cannot be read: {error}") from error
+        raise damaged_error(directory, f"{FILE} cannot be read: {error}") from error
     try:
         head = json.loads(text)
         body, stated = head["contents"], head["checksum"]
         version, form = head["version"], head.get("format")
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged_error(directory, f"{FILE} is not a valid manifest: {error}") from None
+        raise damaged_error(directory, f"{FILE} is not a valid manifest: {error}") from None
     if version != _VERSION:
-        raise _damaged_error(
-            directory, f"{FILE} has version {version!r}, but this version of mirrored reads {_VERSION}"
-        )
+        raise damaged_error(directory, f"{FILE} has version {version!r}, but this version of mirrored reads {_VERSION}")
     if form != _FORMAT:
-        raise _damaged_error(directory, f"{FILE} has the format {form!r}, not {_FORMAT!r}")
+        raise damaged_error(directory, f"{FILE} has the format {form!r}, not {_FORMAT!r}")
     if _crc(to_json(body).encode()) != stated:
-        raise _damaged_error(directory, f"the checksum of {FILE} does not match its contents")
+        raise damaged_error(directory, f"the checksum of {FILE} does not match its contents")
     leaves = {name: _leaf_from_json(saved) for name, saved in body.pop("leaves").items()}
     return Manifest(leaves=leaves, **body)
-
-
-def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Verifies the checksums of a checkpoint's array files; raises an error if a file is missing or damaged.
-
-    Raises:
-        DamagedCheckpointError: A file is missing, or was changed or damaged after it was written.
-    """
-    for name, stated in manifest.files.items():
-        path = directory / ARRAYS / name
-        if not path.is_file():
-            raise _damaged_error(directory, f"the file {ARRAYS}/{name} is missing")
-        if checksum(path) != stated:
-            raise _damaged_error(directory, f"the checksum of {ARRAYS}/{name} does not match")
-
-
-def marks_of_files(directory: Path, manifest: Manifest) -> tuple[tuple[int, int, int] | None, ...]:
-    """Returns the inode, size and modification time of each array file of a checkpoint, to detect later changes.
-
-    A write changes at least one of them. A missing file has None.
-    """
-    return tuple(_mark(directory / ARRAYS / name) for name in manifest.files)
-
-
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def checksum(path: Path) -> str:
@@ -240,11 +208,12 @@ def _missing_error(directory: Path) -> MissingCheckpointError:
         "restoring a checkpoint",
         found=f"{directory} {f'has no {FILE}: it is not a checkpoint of mirrored' if there else 'does not exist'}",
         rule="the path must be that of a finished checkpoint, as save() returned it",
-        remedy=_nearby(directory),
+        remedy=nearby(directory),
     )
 
 
-def _nearby(directory: Path) -> str:
+def nearby(directory: Path) -> str:
+    """Returns the remedy that names the checkpoints in a folder, or in the one that contains it."""
     inside = [directory, directory.parent]
     for place in inside:
         found = sorted(one.name for one in place.iterdir() if is_checkpoint(one)) if place.is_dir() else []
@@ -255,10 +224,11 @@ def _nearby(directory: Path) -> str:
 
 def no_manifest_error(directory: Path) -> DamagedCheckpointError:
     """Creates the error for a checkpoint whose manifest file is missing."""
-    return _damaged_error(directory, f"{FILE} is missing")
+    return damaged_error(directory, f"{FILE} is missing")
 
 
-def _damaged_error(directory: Path, found: str) -> DamagedCheckpointError:
+def damaged_error(directory: Path, found: str) -> DamagedCheckpointError:
+    """Returns the error for a checkpoint that is not as it was written; `found` says in what."""
     return DamagedCheckpointError(
         f"reading the checkpoint {directory}",
         found=found,

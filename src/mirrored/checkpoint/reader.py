@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from mirrored.checkpoint.array_files import read_leaves, verify_files
 from mirrored.checkpoint.directory import as_path, latest_checkpoint
 from mirrored.checkpoint.json_state import decode
-from mirrored.checkpoint.manifest import read_manifest, verify_files
-from mirrored.checkpoint.restoring import read_leaves
+from mirrored.checkpoint.manifest import read_manifest
 from mirrored.checkpoint.saved_numbers import number_of
 from mirrored.checkpoint.writing import actual
 from mirrored.errors import ArgumentError
@@ -67,6 +67,7 @@ class CheckpointReader:
 
         Raises:
             ArgumentError: The checkpoint has no such name.
+            MissingCheckpointError: The checkpoint has been removed meanwhile.
             DamagedCheckpointError: The files were changed or damaged after they were written.
         """
         if name not in self._manifest.leaves:

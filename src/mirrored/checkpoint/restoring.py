@@ -11,13 +11,13 @@ from typing import Any
 
 from mirrored._blocks import contextmanager
 from mirrored._jax.traces import eager
-from mirrored.checkpoint.extra import engine
+from mirrored.checkpoint.array_files import marks_of_files, read_leaves, verify_files
 from mirrored.checkpoint.graph import SLOTS, Graph
 from mirrored.checkpoint.growing_lists import add_saved_numbers
 from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Undo
 from mirrored.checkpoint.list_entries import RestartedLists
-from mirrored.checkpoint.manifest import ARRAYS, Manifest, components_key, marks_of_files, verify_files
+from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
 from mirrored.checkpoint.objects import HasSlots, is_generated
 from mirrored.checkpoint.optimizer_state import RateLeaf
@@ -25,7 +25,7 @@ from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.sharing import on_all_workers, own_position
 from mirrored.checkpoint.slot_groups import check_groups, log_unnamed, saved_path
 from mirrored.collectives.host_allgather import skipping_comparisons
-from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError, DamagedCheckpointError
+from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables.state_lock import together
 
@@ -404,31 +404,6 @@ def _optimizers_to_build(graph: Graph, found: Match, manifest: Manifest) -> list
             continue
         todo.append((optimizer, members or [[]]))
     return todo
-
-
-def read_leaves(directory: Path, manifest: Manifest, names: list[str]) -> dict[str, Saved]:
-    """Reads the values with the given names from a checkpoint.
-
-    Raises:
-        DamagedCheckpointError: The arrays cannot be read.
-    """
-    of_components = {name: components_key(name) for name in names if manifest.leaves[name].components}
-    stored = manifest.stored_arrays
-    wanted = {name: stored[name] for name in (*names, *of_components.values()) if name in stored}
-    try:
-        arrays: dict[str, Any] = engine().read_arrays(directory / ARRAYS, wanted)
-    except Exception as error:
-        raise DamagedCheckpointError(
-            f"reading the checkpoint {directory}",
-            found=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}",
-            rule="a checkpoint can be read only if all of its files are as they were written; nothing was restored",
-            remedy="restore an older checkpoint by its path",
-        ) from error
-    saved = {name: manifest.leaves[name] for name in names}
-    for name in saved.keys() & arrays.keys():
-        components = arrays[of_components[name]] if name in of_components else None
-        saved[name] = dataclasses.replace(saved[name], value=arrays[name], components=components)
-    return saved
 
 
 def _put(todo: list[tuple[Leaf, Saved]], put_one: Callable[[Leaf, Saved], Undo]) -> None:

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mirrored._jax.promotion import promoted
 from mirrored.collectives.algorithm import AllReduce as AllReduce
 from mirrored.collectives.algorithm import CrossDeviceOps as CrossDeviceOps
 from mirrored.collectives.algorithm import for_each_local, over_buckets, stack_all
@@ -154,7 +155,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 def _check_total(total: object, component: jax.Array) -> None:
     shape, dtype = getattr(total, "shape", None), getattr(total, "dtype", None)
     # A wider dtype is right: 16-bit floats may be added in float32, and `jnp.sum` returns int32 for small integers.
-    if dtype is not None and shape == component.shape and jnp.promote_types(dtype, component.dtype) == dtype:
+    if dtype is not None and shape == component.shape and promoted(dtype, component.dtype) == dtype:
         return
     what = f"of shape {shape} and dtype {dtype}" if dtype is not None else "that is no array"
     raise ArgumentError(

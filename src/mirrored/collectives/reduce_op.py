@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.arrays import is_key_dtype
+from mirrored._jax.promotion import at_least_float32
 from mirrored._typing import Operand
 from mirrored.collectives.summation import floating, sum_along
 from mirrored.errors import ArgumentError, StructureError
@@ -340,7 +341,7 @@ class Median(ReduceOp):
             return jnp.median(per_replica, axis=0).astype(per_replica.dtype)
         # As `jnp.median`, except where the sum of the middle two values overflows. (XLA would replace a sum of their
         # halves by half of their sum.)
-        values = per_replica.astype(jnp.promote_types(per_replica.dtype, jnp.float32))
+        values = per_replica.astype(at_least_float32(per_replica.dtype))
         values = jnp.sort(jnp.where(jnp.any(jnp.isnan(values), axis=0, keepdims=True), jnp.nan, values), axis=0)
         low, high = values[(len(values) - 1) // 2], values[len(values) // 2]
         total = low + high
@@ -431,7 +432,7 @@ class Adasum(ReduceOp):
 
     def __call__(self, per_replica: jax.Array) -> Any:
         """Reduces the stacked values over axis 0; dot products use at least float32."""
-        values = list(per_replica.astype(jnp.promote_types(per_replica.dtype, jnp.float32)))
+        values = list(per_replica.astype(at_least_float32(per_replica.dtype)))
         while len(values) > 1:
             paired = [_adasum(one, other) for one, other in zip(values[::2], values[1::2], strict=False)]
             values = paired + values[len(paired) * 2 :]

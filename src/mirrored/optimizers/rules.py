@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from mirrored._jax.promotion import at_least_float32
 from mirrored._jax.traces import Tracer
 from mirrored._typing import Operand
 from mirrored.collectives.summation import widen
@@ -266,7 +267,7 @@ def scale_by_rate(learning_rate: float | jax.Array) -> optax.GradientTransformat
     """Returns the optax transformation that multiplies updates by ``-learning_rate``."""
 
     def scale(update: jax.Array) -> jax.Array:
-        wide = jnp.promote_types(update.dtype, jnp.float32)
+        wide = at_least_float32(update.dtype)
         return (update.astype(wide) * -jnp.asarray(learning_rate).astype(wide)).astype(update.dtype)
 
     return optax.stateless(lambda updates, _: jax.tree.map(scale, updates))

@@ -12,6 +12,7 @@ import numpy as np
 
 from mirrored._jax.array_types import not_weakly_typed
 from mirrored._jax.arrays import as_array
+from mirrored._jax.promotion import promoted
 from mirrored._typing import Operand
 from mirrored.errors import VariableError
 from mirrored.runtime.variable_store import refuse_64_bits
@@ -94,4 +95,4 @@ class Assignment:
         dtype, given = self.variable.dtype, getattr(value, "dtype", None)
         check_kind(value, dtype, self.called, self.variable.name)
         refuse_64_bits(self.variable, self.called)
-        return as_array(value, dtype if given in (None, dtype) else jnp.promote_types(jnp.result_type(value), dtype))
+        return as_array(value, dtype if given in (None, dtype) else promoted(jnp.result_type(value), dtype))

@@ -9,6 +9,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax.promotion import at_least_float32
 from mirrored._typing import Array
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ContextError
@@ -104,7 +105,7 @@ def _over_replicas(layer: str, compute: Callable[..., Any]) -> Callable[..., Any
             return compute(x, axes, dtype, None, None, **options)
         dtype = dtype or jnp.result_type(x)
         if options.pop("force_float32_reductions", True):  # An option of Linen's.
-            dtype = jnp.promote_types(dtype, jnp.float32)
+            dtype = at_least_float32(dtype)
         return _global_statistics(layer, x, axes, dtype, **options)
 
     return over_replicas
@@ -191,7 +192,7 @@ def _merged(update: Callable[..., None]) -> Callable[..., None]:
             _check_is_mirrored(held(self.count))
         context: Any = get_replica_context()
         values = jnp.asarray(kwargs[self.argname])
-        values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+        values = values.astype(at_least_float32(values.dtype))
         used = jnp.broadcast_to(True if mask is None else jnp.asarray(mask, bool), values.shape)
         own = [jnp.sum(used), jnp.sum(values, where=used)]
         count, total = all_reduce_for(_WELFORD, context, ReduceOp.SUM, own)
