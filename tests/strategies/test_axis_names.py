@@ -100,3 +100,25 @@ def test_other_errors_of_these_types_are_raised_unchanged(error):
     with pytest.raises(type(error)) as caught:
         runs(replica, 1, 2, compiled=False)[1](X)
     assert caught.value is error
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@layouts
+def test_blocks_of_ensure_compile_time_eval(devices, replicas, compiled):
+    """On uneven layouts the message was about an axis name that the program does not have."""
+
+    def function(x):
+        with jax.ensure_compile_time_eval():
+            scale = jnp.sum(jnp.ones(3))
+        return mr.get_replica_context().all_reduce("SUM", jnp.sum(x) * scale)
+
+    strategy, run = runs(function, devices, replicas, compiled=compiled)
+    expected = 3.0 * float(jnp.sum(X)) * replicas
+    assert float(strategy.experimental_local_results(run(X))[0]) == expected
+    strategy, run = runs(function, devices, replicas, compiled=compiled)
+    with jax.ensure_compile_time_eval():
+        if replicas % devices == 0:
+            assert float(strategy.experimental_local_results(run(X))[0]) == expected
+        else:
+            with pytest.raises(ContextError, match="run was called in a block of jax.ensure_compile_time_eval"):
+                run(X)

@@ -5,12 +5,23 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from mirrored._jax.private import config as _config
+
 REPLICA_AXIS: Final = "mirrored_replica"
 """The mesh axis of the devices. User code must not reduce over it: a device may have several replicas."""
 
 # Supports JAX 0.10 to 0.12. Outside of a trace, some collectives have no evaluation rule.
 _UNBOUND = re.compile(r"unbound axis name: ([^\s.]+)")
 _NO_RULE = re.compile(r"Evaluation rule for '(ppermute|all_to_all|psum_scatter|reduce_scatter|pshuffle|pbroadcast)'")
+
+
+def evaluates_constants() -> bool:
+    """Returns whether the caller is in a block of `jax.ensure_compile_time_eval`.
+
+    There JAX evaluates an operation without traced operands at once: `axis_index` in a program over a mesh, too, where
+    the axis is not bound.
+    """
+    return bool(_config.eager_constant_folding.value)
 
 
 def unbound_axis(error: BaseException) -> str | None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from mirrored._jax.axes import unbound_axis
+from mirrored._jax.axes import REPLICA_AXIS, evaluates_constants, unbound_axis
 from mirrored._jax.jaxprs import JaxprEqn
 from mirrored._jax.placement import placements_in
 from mirrored._jax.source_lines import user_stacklevel
@@ -337,6 +337,15 @@ def axis_names_explained() -> Iterator[None]:
         found = unbound_axis(error)
         if found is None:
             raise
+        if REPLICA_AXIS in found and evaluates_constants():
+            raise ContextError(
+                "Strategy.run",
+                found="run was called in a block of jax.ensure_compile_time_eval",
+                rule="the block evaluates the index of a device at once, but a run on devices with different numbers "
+                "of replicas needs the index that each device has",
+                remedy="call run, or the compiled function that calls it, outside of the block; the replica function "
+                "itself can contain such blocks",
+            ) from error
         raise ContextError(
             "Strategy.run",
             found=f"the function uses {found}",
