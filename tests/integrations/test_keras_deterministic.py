@@ -162,3 +162,37 @@ def test_statistics_are_read_with_the_bits_that_fit_has_stored(built_by: str) ->
         model.fit(X, X, batch_size=5, epochs=2, shuffle=False, verbose=0)
         found.append(bits([layer.moving_mean.value, layer.moving_variance.numpy()]))
     assert found[0] == found[1]
+
+
+class Counting(keras.layers.Layer):  # type: ignore[misc]
+    """Updates a metric in each call, also in those of `predict`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def call(self, x: Any) -> Any:
+        self.seen.update_state(keras.ops.mean(x))
+        return x
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("layout", ["4 devices", "2 x 2"])
+def test_a_step_may_read_variables_that_are_not_weights_of_the_model(layout: str, eagerly: bool) -> None:
+    """Without compilation, JAX's error about incompatible devices: they are on all devices, and the batch is on one."""
+
+    def results(layout: str) -> list[bytes]:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(3)
+        with strategy_of(layout).scope():
+            teacher = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Dense(1)])
+            factor = keras.Variable(0.5)
+            model = keras.Sequential([keras.Input(X.shape[1:]), Counting(), keras.layers.Dense(1)])
+            known = keras.ops.ones((1, *X.shape[1:]))
+            loss = lambda y, out: keras.ops.mean((out - factor * teacher(known) - y) ** 2, -1)  # noqa: E731
+            model.compile("sgd", loss, run_eagerly=eagerly)
+        history = model.fit(X[:8], Y[:8], batch_size=4, verbose=0).history
+        found = [np.float64(history["loss"][0]), np.float64(model.evaluate(X[:8], Y[:8], verbose=0)[0])]
+        return bits([*found, model.predict(X[:8], verbose=0), *model.get_weights()])
+
+    assert results(layout) == results("1 device")

@@ -36,6 +36,7 @@ from mirrored.integrations.keras.batches import (
 )
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.calls import converting_calls
+from mirrored.integrations.keras.loop_device import computing_on
 from mirrored.integrations.keras.loops import Loop, Parts, called_method, connect_loops, within_loop
 from mirrored.integrations.keras.masks import connect_masks
 from mirrored.integrations.keras.newest import (
@@ -229,12 +230,13 @@ def _parts_of(batch: PyTree) -> Parts | None:
 
 def wrap_model(model_class: type[Model]) -> None:
     """Patches `fit`, `evaluate` and `predict` of `keras.Model` to use all devices of the model's strategy."""
-    get_state = on_one_device(model_class._get_jax_state, _device_of)
+    device_of = lambda model: device_for(strategy_of(model), "fit")  # noqa: E731
+    get_state = on_one_device(model_class._get_jax_state, device_of)
     replace("keras", model_class, "_get_jax_state", stateless(with_newest_reads(get_state)))
     replace("keras", model_class, "_symbolic_build", building_with_call(model_class._symbolic_build))
     replace("keras", model_class, "_make_function", kept_steps(model_class._make_function))
     replace("keras", model_class, "_purge_model_variables", kept_by_fit(model_class._purge_model_variables))
-    shardings = one_sharding(model_class._get_state_sharding_spec, _device_of)
+    shardings = one_sharding(model_class._get_state_sharding_spec, device_of)
     replace("keras", model_class, "_get_state_sharding_spec", shardings)
     for name in _METHODS:
         replace("keras", model_class, name, restoring(with_noted_state(_spread(getattr(model_class, name)))))
@@ -309,9 +311,8 @@ def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
 
     @functools.wraps(make)
     def bounding(self: Model, force: bool = False) -> Any:
-        check_belonging(
-            self, f"keras.Model.{called_method(_CALLED_FOR[kind])}"
-        )  # Here Keras has created all variables.
+        # Here Keras has created all variables.
+        check_belonging(self, f"keras.Model.{called_method(_CALLED_FOR[kind])}")
         if takes_data_alone(self, kind):
             if force or getattr(self, made) is None:
                 setattr(self, made, make_step_function(self, kind))
@@ -372,10 +373,6 @@ def _is_dataset(argument: object) -> bool:
     return isinstance(argument, DistributedDataset) or is_dataset(argument)
 
 
-def _device_of(model: Model) -> Any:
-    return device_for(strategy_of(model), "fit")
-
-
 @contextmanager
 def _without_distribution(outer: Distributing) -> Iterator[None]:
     """Suspends the Keras distribution of a loop while a nested loop runs, such as validation in `fit`."""
@@ -420,7 +417,8 @@ def _distribution_for(strategy: Strategy | None, loop: Loop) -> Iterator[None]:
     try:  # before the first change, because a KeyboardInterrupt may be raised between two
         keras.distribution.set_distribution(distributing)
         backend_distribution.distribute_data_input = spread if device is None else put_on(device)
-        yield
+        with computing_on(device):
+            yield
     finally:
         backend_distribution.distribute_data_input = whole
         try:

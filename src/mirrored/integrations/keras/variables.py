@@ -31,6 +31,7 @@ from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.control_flow import in_eager_operation
+from mirrored.integrations.keras.loop_device import on_device_of_loop
 from mirrored.integrations.keras.private import (
     autocast,
     drop_initializer,
@@ -199,7 +200,7 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
             # Keras infers shapes, runs the loop of a recurrent layer, or calls a model with values for other variables:
             # this one is read eagerly. A tape around the call must see the read, or the gradient would be None.
             with eager(), within(store=None):
-                value = self.mirrored.checked_value()
+                value = on_device_of_loop(self.mirrored.checked_value())
         elif in_stateless_scope() and store is not None and not store.captures and not here.listeners:
             with eager():  # the loop of a recurrent layer in an eager run, which computes at once
                 value = self.mirrored.checked_value()
