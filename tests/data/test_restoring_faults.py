@@ -16,6 +16,7 @@ import pytest
 import mirrored as mr
 from data.readings import plain
 from mirrored.data import Dataset
+from mirrored.errors import ArgumentError
 
 Read = Callable[[Any], Any]
 pytestmark = pytest.mark.timeout(60)
@@ -273,3 +274,26 @@ def test_a_position_without_the_exceptions_that_were_left_out_is_restored() -> N
     restored = iter(dataset.ignore_errors())
     restored.set_state(state)
     assert batches(restored) == batches(saved)
+
+
+@pytest.mark.parametrize("kind", [KeyError, TypeError, AttributeError])
+def test_the_message_of_a_distributed_iterator_allows_for_an_error_of_a_function(kind: type[Exception]) -> None:
+    """These errors are also those of a position of another kind of source; the iterator stays where it was."""
+    read = Once(kind)
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = Dataset.from_generator(lambda: generated(read)).batch(2)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+
+    def following() -> list[Any]:
+        return [np.asarray(strategy.gather(next(iterator), axis=0)).tolist() for _ in range(2)]
+
+    next(iterator)
+    state = iterator.get_state()
+    expected = following()
+    read.raise_at(1)
+    with pytest.raises(ArgumentError, match="if a function of the dataset raised the error, correct the function"):
+        iterator.set_state(state)
+    assert read.has_raised
+    read.raise_at(0)
+    iterator.set_state(state)
+    assert following() == expected

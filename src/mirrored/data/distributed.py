@@ -245,10 +245,11 @@ class DistributedIterator(IteratedAsPython):
         except (KeyError, AttributeError, TypeError) as error:
             raise ArgumentError(
                 "DistributedIterator.set_state",
-                found=f"the position does not fit the dataset: {type(error).__name__}: {error}",
+                found=f"restoring the position raised {type(error).__name__}: {error}",
                 rule="a position can be restored only in a dataset of the kind in which it was saved",
                 remedy="build the dataset from the same kind of source (arrays, a Dataset, a loader with state_dict, "
-                "...) as when the position was saved",
+                "...) as when the position was saved; if a function of the dataset raised the error, correct the "
+                "function and restore the position again",
             ) from error
         self._handed = (None, state["reader"], state["examples"])
 
