@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from itertools import starmap
 from types import TracebackType
-from typing import Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Final, Generic, ParamSpec, Protocol, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,6 +39,9 @@ class _Block(contextlib._GeneratorContextManager[T]):
             raise
 
 
+_EXIT: Final = _Block.__exit__.__code__
+
+
 def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
     """Decorator like `contextlib.contextmanager`, whose blocks end if an interrupt comes at their entry or exit.
 
@@ -52,6 +55,27 @@ def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractCo
         return _Block(begin, args, kwargs)
 
     return block
+
+
+def end_blocks(error: BaseException) -> None:
+    """Ends the blocks of `contextmanager` whose end an exception has interrupted, from the innermost to the outermost.
+
+    Python raises an exception of a signal handler also where `__exit__` begins, before its ``try`` block. The traceback
+    then refers to the block, and would end it when the exception is dropped: its ``finally`` would replace the state of
+    that moment. A caller that restores state after an exception calls this function first.
+    """
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        frames, trace = [], at.__traceback__
+        while trace is not None:
+            frames.append(trace.tb_frame)
+            trace = trace.tb_next
+        for frame in reversed(frames):
+            if frame.f_code is _EXIT:
+                frame.f_locals["self"].gen.close()  # no effect if the generator has ended
+        at = at.__context__
 
 
 class setting(Generic[T]):

@@ -19,6 +19,7 @@ import jax
 from mirrored._blocks import acquiring
 from mirrored.data.elements import Element, handed_out, own_element
 from mirrored.errors import ContextError, InputError, StructureError
+from mirrored.runtime.ambient import thread
 from mirrored.runtime.element_draws import FunctionStreamId, drawing_for
 
 
@@ -36,7 +37,7 @@ def call(
         index: The index of the element.
         draws: The random numbers of the function; None: those of the caller.
     """
-    start = time.perf_counter()
+    start, context = time.perf_counter(), thread.current
     _clock.functions += 1
     try:
         with naming_element(called, index), drawing_for(draws, index), _on_host():
@@ -44,6 +45,9 @@ def call(
             if type(given) is tuple:
                 return function(*given)
             return function(given)
+    except BaseException:  # an interrupt where the end of the block begins would leave its random numbers in place
+        thread.current = context
+        raise
     finally:
         _clock.functions -= 1
         _clock.seconds += time.perf_counter() - start

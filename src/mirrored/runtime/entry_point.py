@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from typing import Any, Self, TypeVar
 
+from mirrored._blocks import end_blocks
 from mirrored._jax.source_lines import hides_frames, is_interrupt
 from mirrored._jax.traces import current_trace, eval_trace, put_trace, restore_thread_state, thread_state
 from mirrored.runtime.ambient import thread
@@ -72,6 +73,7 @@ def restoring(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
+            end_blocks(error)
             thread.current = context
             restore_thread_state(state)
             if is_interrupt(error):

@@ -28,6 +28,7 @@ from mirrored._jax.placement import movable
 from mirrored._jax.traces import current_trace, is_eval_below
 from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ReadableVariable, ambient, within
+from mirrored.runtime.entry_point import restoring
 from mirrored.runtime.staged_values import VariableLike, read_assigned, without_derivative
 from mirrored.runtime.variable_store import VariableStore, is_under_tape
 
@@ -315,6 +316,9 @@ def collecting_assignments(
     here = ambient()
     overlay = (RecomputingStore if recomputes else OverlayStore)(here.store, here.runner)
 
+    # Restoring: an operation under an eager tape has no other entry point, and an interrupt would leave this store in
+    # place, so that nothing would be assigned any more.
+    @restoring
     def collecting(*args: Any, **kwargs: Any) -> Any:
         overlay._staged.clear()  # JAX may trace the function again: tracers of an earlier trace are of no use in it
         with overlay.current():

@@ -20,6 +20,7 @@ from mirrored._jax.trees import tree_flatten, tree_map
 from mirrored._typing import Leaf, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, MergeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient, listening
+from mirrored.runtime.entry_point import restoring
 from mirrored.runtime.merge import is_under_transform_error, runs_in_place
 from mirrored.tape.backward import is_variable, shape_of
 from mirrored.tape.no_derivative import Key, closed_over
@@ -143,6 +144,7 @@ class _Call:
         self._leaves = [_as_array(leaf) for leaf in leaves]
         self._arrays = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, jax.Array)]
 
+    @restoring
     def on_tapes(self, innermost: TapeTrace) -> Any:
         """Runs the function without recording it, then records the call as one operation on every enclosing tape."""
         tapes = list(_tapes_from(innermost))
