@@ -36,7 +36,7 @@ LAYERS: dict[str, Callable[[Any], Any]] = {
     "DepthwiseConv1D": lambda x: layers.DepthwiseConv1D(3, padding="same")(x),
     "Conv1DTranspose": lambda x: layers.Conv1DTranspose(4, 3, padding="same")(x),
     "AveragePooling1D": lambda x: layers.AveragePooling1D(2, padding="same")(x),
-    "EinsumDense": lambda x: layers.EinsumDense("abc,cd->abd", output_shape=(None, 4))(x),
+    "EinsumDense": lambda x: layers.EinsumDense("bti,io->bto", output_shape=(None, 4))(x),
     "MultiHeadAttention": lambda x: layers.MultiHeadAttention(2, 2)(x, x),
     "PReLU": lambda x: layers.PReLU()(x),
     "Softmax": lambda x: layers.Softmax()(x),
