@@ -10,23 +10,27 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from mirrored._typing import PyTree
-from mirrored.data.calling import function_seconds, taking_turn
-from mirrored.data.feed import Feed, FeedItem, InputStats, StopFlag, close_at_exit, warn_exhausted
+from mirrored.data.calling import (
+    closed_error,
+    function_seconds,
+    interrupted_error,
+    refuse_transformation,
+    taking_turn,
+    warn_exhausted,
+)
+from mirrored.data.feed import Feed, FeedItem, InputStats, StopFlag, close_at_exit
 from mirrored.data.input_options import InputOptions
 from mirrored.data.options import Optional, next_as_optional
 from mirrored.data.placement import Placer
 from mirrored.data.readers import Reader
 from mirrored.data.specs import elements_html
 from mirrored.data.worker_steps import WorkerSteps, worker_steps
-from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError, TransformationError
+from mirrored.errors import ArgumentError, ContextError, EndOfDataError, InputError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.hooks import IteratedAsPython, note_created, note_iteration, note_moved, stop_iteration
 
 _VERSION: Final = 1
-_TRANSFORMATIONS: Final = frozenset(
-    "map filter batch padded_batch unbatch rebatch shuffle repeat take skip shard cache prefetch interleave flat_map "
-    "zip concatenate enumerate window ignore_errors with_options apply reduce random_map as_numpy_iterator".split()
-)
+_ITERATOR: Final = "DistributedIterator"
 
 
 class DistributedIterator(IteratedAsPython):
@@ -128,7 +132,7 @@ class DistributedIterator(IteratedAsPython):
         if self._done is not None:
             if self._done == "ended":
                 raise stop_iteration(self._no_element_error)
-            raise _closed_error()
+            raise interrupted_error(_ITERATOR) if self._done == "interrupted" else closed_error(_ITERATOR)
         last, state, examples = self._handed
         if self._started is None:
             if state is None:
@@ -139,7 +143,7 @@ class DistributedIterator(IteratedAsPython):
         item = self._feed.next(last)
         self._stats.elapsed_seconds = time.perf_counter() - self._started
         if item.error is not None and not (self._worker_steps and isinstance(item.error, StopIteration)):
-            self._finish("ended" if isinstance(item.error, StopIteration) else "failed")
+            self._finish(_how(item))
             if isinstance(item.error, StopIteration):
                 raise stop_iteration(self._no_element_error)
             raise item.error
@@ -231,17 +235,25 @@ class DistributedIterator(IteratedAsPython):
                 remedy="pass the result of get_state() unchanged",
             )
         with taking_turn(self._turn, "DistributedIterator.set_state"):
-            self._move_to(state)
+            try:
+                self._move_to(state)
+            except Exception:
+                raise
+            except BaseException:
+                if self._done == "failed" or (self._done is None and self._feed.is_closed):
+                    self._done = "interrupted"
+                raise
             note_moved(self)
 
     def _move_to(self, state: dict[str, Any]) -> None:
         if self._done == "closed":
-            raise _closed_error()
+            raise closed_error(_ITERATOR)
         try:
+            then = (None, state["reader"], state["examples"])
             if self._started is None and not self._was_moved:
-                self._move_unread(state["reader"])
+                self._move_unread(state["reader"], then)
             else:
-                self._replace_reader(state["reader"])
+                self._replace_reader(state["reader"], then)
         except (KeyError, AttributeError, TypeError) as error:
             raise ArgumentError(
                 "DistributedIterator.set_state",
@@ -251,25 +263,30 @@ class DistributedIterator(IteratedAsPython):
                 "...) as when the position was saved; if a function of the dataset raised the error, correct the "
                 "function and restore the position again",
             ) from error
-        self._handed = (None, state["reader"], state["examples"])
 
-    def _move_unread(self, position: Any) -> None:
+    def _move_unread(self, position: Any, then: tuple[FeedItem | None, Any, int]) -> None:
         """Restores a read position in the current reader, from which nothing has been read yet.
 
         On failure, replaces the reader by a new one at the old position, and re-raises the error.
         """
-        start = self._reader.get_state()
+        start, before = self._reader.get_state(), self._handed
         self._was_moved = True
         try:
             self._reader.set_state(position)
+            self._handed = then
         except BaseException:
             self._done = "failed"  # unless the dataset can be opened again
             with contextlib.suppress(InputError):
-                self._replace_reader(start)
+                self._replace_reader(start, before)
             raise
 
-    def _replace_reader(self, position: Any) -> None:
-        """Replaces the reader by a new one at `position`; if that fails, calls `_go_back` and re-raises the error."""
+    def _replace_reader(self, position: Any, then: tuple[FeedItem | None, Any, int]) -> None:
+        """Replaces the reader by a new one at `position`; if that fails, calls `_go_back` and re-raises the error.
+
+        Args:
+            position: The position of the new reader.
+            then: The new value of `_handed`.
+        """
         if self._reader.shares_position:  # reading ahead would move the new reader, too
             self._stop_reading()
         handed = self._handed[1]
@@ -282,8 +299,12 @@ class DistributedIterator(IteratedAsPython):
             self._go_back(reader, before)
             raise
         self._feed.close()
-        self._done = None
+        self._done, self._handed = (
+            "interrupted",
+            then,
+        )  # if an interrupt comes below, `get_state` returns the new position
         self._continue_with(reader, steps)
+        self._done = None
 
     def _stop_reading(self) -> None:
         self._feed.close()
@@ -357,6 +378,13 @@ class DistributedIterator(IteratedAsPython):
         refuse_transformation("DistributedIterator", name)
 
 
+def _how(item: FeedItem) -> str:
+    """Returns how an iterator ends that reads an item with an exception."""
+    if item.is_interrupt:
+        return "interrupted"
+    return "ended" if isinstance(item.error, StopIteration) else "failed"
+
+
 class DistributedDataset(IteratedAsPython):
     """An iterable dataset of per-replica values; the result of `Strategy.experimental_distribute_dataset`.
 
@@ -417,30 +445,3 @@ class DistributedDataset(IteratedAsPython):
 
     def __getattr__(self, name: str) -> NoReturn:
         refuse_transformation("DistributedDataset", name)
-
-
-def refuse_transformation(kind: str, name: str) -> NoReturn:
-    """Raises the error for calling a method such as `map` on a dataset that is already distributed.
-
-    Raises:
-        TransformationError: `name` is a transformation of datasets. The error says to apply it before distribution.
-        AttributeError: `name` is anything else.
-    """
-    if name not in _TRANSFORMATIONS:
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-    raise TransformationError(
-        f"{kind}.{name}",
-        found="the dataset is already distributed: its elements are per-replica values on devices",
-        rule="transformations must be applied before the dataset is distributed",
-        remedy=f"call strategy.experimental_distribute_dataset(dataset.{name}(...)) on the original dataset, or move "
-        "per-replica computation into the function passed to strategy.run",
-    )
-
-
-def _closed_error() -> InputError:
-    return InputError(
-        "DistributedIterator",
-        found="it was used after close(), or after it raised an error",
-        rule="a closed iterator cannot return elements",
-        remedy="create a new one with iter(dataset)",
-    )

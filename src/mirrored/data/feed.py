@@ -14,7 +14,6 @@ import logging
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -135,6 +134,7 @@ class FeedItem:
             last, so batches that were read ahead are read again after a restore.
         error: The exception raised instead of a batch, or the StopIteration at the end.
         number: The number of the batch in its feed, counted from 1.
+        is_interrupt: Whether an interrupt, such as Ctrl-C, stopped the reading.
     """
 
     value: Any = None
@@ -142,6 +142,7 @@ class FeedItem:
     state: Any = None
     error: BaseException | None = None
     number: int = 0
+    is_interrupt: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -236,9 +237,9 @@ class Feed:
             is_awaited = not self._ready or self._ready[-1] is self._given
             if not isinstance(error, Exception) and not is_awaited:
                 # An interrupt must not wait until the loop has taken the batches that are ready.
-                self._ready.append(FeedItem(error=interrupted_error("DistributedIterator", error)))
+                self._ready.append(_interrupted())
                 raise
-            self._ready.append(FeedItem(error=error))
+            self._ready.append(FeedItem(error=error, is_interrupt=not isinstance(error, Exception)))
         # Only a series of slow batches counts: the first ones include one-time setup, and any single one may be slow
         # on a busy machine. (Processor time would exclude that, but `time.thread_time` can cost 20 us a call.)
         took = time.perf_counter() - start
@@ -325,8 +326,8 @@ class Feed:
         self._drop_given()
         try:
             item = self._given = self._ready[0]
-        except IndexError:  # `close` has cleared the queue
-            return FeedItem(error=closed_meanwhile_error("DistributedIterator"))
+        except IndexError:  # `close` has cleared the queue, or an interrupt came where `_make` handles the end
+            item = _interrupted()
         self._drop_given()
         # What a stopped feed gets from its source is the end of the data, which would end a loop quietly.
         return FeedItem(error=closed_meanwhile_error("DistributedIterator")) if self._stop.is_set else item
@@ -342,6 +343,11 @@ class Feed:
             self._stats.breakdown(),
             place_of(self._worker),
         )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._stop.is_set
 
     @property
     def is_reading(self) -> bool:
@@ -375,6 +381,10 @@ class Feed:
                 )
                 return
         self._close_source()
+
+
+def _interrupted() -> FeedItem:
+    return FeedItem(error=interrupted_error("DistributedIterator"), is_interrupt=True)
 
 
 def _signal(event: SimpleQueue[None]) -> None:
@@ -431,12 +441,3 @@ def _close_all_in_time() -> None:
 
 # In a forked child the threads of these resources do not exist, so `close` would wait for them indefinitely.
 in_forked_children(_open.clear)
-
-
-def warn_exhausted(kind: str) -> None:
-    """Warns that a `for` loop over an iterator has no iterations, because the iterator is already exhausted."""
-    warnings.warn(
-        f"{kind}: a loop over an exhausted iterator runs no steps. Loop over the dataset instead, which starts "
-        "a new epoch: `for batch in dataset`",
-        stacklevel=3,
-    )

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from mirrored.data.calling import closed_meanwhile_error, taking_turn
+from mirrored.data.calling import closed_error, closed_meanwhile_error, taking_turn, warn_exhausted
 from mirrored.data.cursors import beyond_end_error
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
-from mirrored.data.feed import close_at_exit, warn_exhausted
+from mirrored.data.feed import close_at_exit
 from mirrored.data.options import Optional, next_as_optional
 from mirrored.data.pipeline.inner_datasets import InnerDatasets, SameElementsError
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
@@ -31,7 +31,7 @@ from mirrored.data.pipeline.positions import (
 )
 from mirrored.data.pipeline.seeds import Epochs, FunctionEpochs
 from mirrored.data.pipeline.transformations import Prefetched
-from mirrored.errors import ArgumentError, EndOfDataError, InputError
+from mirrored.errors import ArgumentError, EndOfDataError
 from mirrored.runtime.hooks import IteratedAsPython, note_created, note_iteration, note_moved, stop_iteration
 
 # Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
@@ -412,12 +412,7 @@ class DatasetIterator(IteratedAsPython):
 
     def _cursor(self) -> RestartingCursor:
         if self._closed:
-            raise InputError(
-                "DatasetIterator",
-                found="it was used after close(), or after it raised an error",
-                rule="a closed iterator cannot return elements",
-                remedy="create a new one with iter(dataset)",
-            )
+            raise closed_error()
         if self._reading is None:
             self._reading = self._opened()
             close_at_exit(self)
