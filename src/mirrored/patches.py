@@ -41,6 +41,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Optimizer.build",
             "BatchNormalization.__init__",
             "BatchNormalization._moments",
+            "Discretization.adapt",
             "EpochIterator._enumerate_iterator",
             "EpochIterator.reset",
             "JAXEpochIterator._get_iterator",
@@ -78,6 +79,9 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Model.train_on_batch",
             "Model.train_step",
             "MultiOptimizer.apply",
+            "Normalization.adapt",
+            "keras.src.layers.preprocessing.discretization.tf",
+            "keras.src.layers.preprocessing.normalization.tf",
             "MultiOptimizer.build",
             "PyDatasetAdapter._finite_generator",
             "PyDatasetAdapter._infinite_generator",
@@ -174,7 +178,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             *(
                 f"keras.src.layers.preprocessing.{name}.tf"
                 for name in (
-                    "discretization",
+                    "feature_space",
                     "hashed_crossing",
                     "hashing",
                     "integer_lookup",
@@ -182,6 +186,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
                     "text_vectorization",
                 )
             ),
+            *(f"keras.src.utils.{name}_dataset_utils.tf" for name in ("audio", "image", "text", "timeseries")),
             "keras._tf_keras.keras.utils.set_random_seed",
             "keras._tf_keras.keras.utils.split_dataset",
             "keras.src.legacy.backend.tf",
@@ -191,7 +196,6 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
                 for name in _KERAS_BACKEND
             ),
             "keras.src.random.seed_generator.global_seed_generator",
-            "keras.src.utils.timeseries_dataset_utils.tf",
             "keras.utils.set_random_seed",
             "keras.utils.split_dataset",
         }

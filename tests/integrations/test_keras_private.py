@@ -73,9 +73,11 @@ def test_symbolic_calls_go_through_the_backend(monkeypatch: pytest.MonkeyPatch) 
     assert computed, "layers cannot read mirrored variables in symbolic calls"
 
 
-def test_keras_has_a_second_namespace_and_a_module_of_timeseries() -> None:
+def test_keras_has_a_second_namespace_and_modules_that_refer_to_tensorflow() -> None:
     assert private.tensorflow_names().layers.Dense is keras.layers.Dense, "tf.keras is not Keras"
-    assert hasattr(private.timeseries, "tf"), "tf.keras.utils.timeseries_dataset_from_array builds no dataset"
+    assert all(hasattr(module, "tf") for module in private.datasets.values()), "tf.keras.utils builds no datasets"
+    layers = private.preprocessing.normalization, private.preprocessing.discretization
+    assert all(hasattr(module, "tf") for module in layers), "adapt reads no datasets"
 
 
 # Scopes

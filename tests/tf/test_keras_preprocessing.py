@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,3 +39,33 @@ def test_bins_are_computed_from_a_dataset() -> None:
     layer = keras.layers.Discretization(num_bins=2)
     layer.adapt(tf.data.Dataset.from_tensor_slices(np.arange(10, dtype=np.float32)).batch(5))
     assert np.asarray(layer(tf.constant([1.0, 9.0]))).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["Dataset", "rows"])
+def test_a_dataset_is_normalized(kind: str) -> None:
+    data = np.array([[1.0, 2.0], [3.0, 6.0], [5.0, 1.0]], np.float32)
+    rows = tf.data.Dataset.from_tensor_slices((data, [0, 1, 2])).map(lambda x, y: x)
+    layer = keras.layers.Normalization(axis=-1)
+    layer.adapt(rows.batch(2) if kind == "Dataset" else rows)
+    np.testing.assert_allclose(np.asarray(layer(data)), (data - data.mean(0)) / data.std(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["image", "text", "audio"])
+def test_functions_that_read_folders_name_what_to_use_instead(kind: str, tmp_path: Path) -> None:
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        (tmp_path / label / f"0.{ {'image': 'png', 'text': 'txt', 'audio': 'wav'}[kind] }").write_bytes(b"")
+    options = {"output_sequence_length": 10} if kind == "audio" else {}
+    with pytest.raises(
+        NotImplementedError, match=rf"utils\.{kind}_dataset_from_directory: TensorFlow is not[\s\S]*remedy: "
+    ):
+        getattr(keras.utils, f"{kind}_dataset_from_directory")(tmp_path, verbose=False, **options)
+
+
+@pytest.mark.parametrize("feature", ["float", "float_normalized", "float_discretized"])
+def test_feature_spaces_name_what_to_use_instead(feature: str) -> None:
+    space = keras.utils.FeatureSpace({"a": feature})
+    data = {"a": np.arange(4, dtype=np.float32)}
+    for call in (space.adapt, space) if feature == "float" else (space.adapt,):
+        with pytest.raises(NotImplementedError, match=r"tf\.keras\.utils\.FeatureSpace: TensorFlow is not installed"):
+            call(tf.data.Dataset.from_tensor_slices(data) if call == space.adapt else data)

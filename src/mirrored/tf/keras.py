@@ -10,17 +10,16 @@ from types import ModuleType as _ModuleType
 
 import mirrored.integrations.keras as _connected
 import mirrored.tf as _tf
+from mirrored.integrations.keras.private import datasets as _datasets
 from mirrored.integrations.keras.private import legacy_backend as _legacy_backend
 from mirrored.integrations.keras.private import preprocessing as _preprocessing
 from mirrored.integrations.keras.private import seed_module as _seeds
 from mirrored.integrations.keras.private import sizes_of_parts as _sizes_of_parts
 from mirrored.integrations.keras.private import tensorflow_names as _tensorflow_names
-from mirrored.integrations.keras.private import timeseries as _timeseries
 from mirrored.patches import replace as _replace
 from mirrored.tf._data.splitting import splitting as _splitting
 from mirrored.tf._keras_backend import REPLACED as _backend_functions
-from mirrored.tf._keras_preprocessing import MODULES as _modules
-from mirrored.tf._keras_preprocessing import Absent as _Absent
+from mirrored.tf._keras_preprocessing import absent as _absent
 from mirrored.tf._ops.seeding import drawing as _drawing
 from mirrored.tf._ops.seeding import drawing_for_elements as _for_elements
 from mirrored.tf._ops.seeding import seeding as _seeding
@@ -36,12 +35,10 @@ for _name in ("losses", "metrics"):
     for _function, _value in vars(getattr(_connected.keras, _name)).items():
         vars(getattr(_keras, _name)).setdefault(_function, _value)
 # Keras builds datasets with `tf.data`; without TensorFlow, the datasets of this package take its place.
-_replace("tf.keras", _timeseries, "tf", _tf)
+_replace("tf.keras", _datasets["timeseries"], "tf", _tf)
 _replace("tf.keras", _legacy_backend, "tf", _tf)
-_replace("tf.keras", _preprocessing.discretization, "tf", _tf)
-for _name in _modules:
-    if not getattr(_preprocessing, _name).tf.available:
-        _replace("tf.keras", getattr(_preprocessing, _name), "tf", _Absent(_name))
+for _module, _placeholder in _absent(_preprocessing, _datasets):
+    _replace("tf.keras", _module, "tf", _placeholder)
 for _name, _value in _backend_functions.items():
     for _module in (_legacy_backend, _keras.backend):
         _replace("tf.keras", _module, _name, _value)

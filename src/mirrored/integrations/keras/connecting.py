@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from mirrored.integrations.keras.adapting import connect_adapting
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import connect_belonging, connect_noticing
 from mirrored.integrations.keras.call_metrics import connect_call_metrics
@@ -58,6 +59,7 @@ def connect() -> None:
     wrap_model(keras.Model)
     infer = with_messages(wrapped_compute_output_spec(backend.compute_output_spec))
     replace("keras", backend, "compute_output_spec", infer)
+    connect_adapting()
     connect_belonging()
     connect_call_metrics()
     connect_calls()

@@ -50,9 +50,15 @@ jax_operations: Any = keras.src.backend.core
 backend_distribution: Any = keras.src.backend.distribution_lib
 # `Operation.__call__` looks up here what adds the arguments of a call to its errors.
 tracebacks: Any = keras.src.utils.traceback_utils
-timeseries: Any = keras.src.utils.timeseries_dataset_utils
 # The modules of its layers refer to TensorFlow as `tf`, which Keras imports if it is installed.
 preprocessing: Any = keras.src.layers.preprocessing
+# The modules that build datasets, from files and from arrays, refer to TensorFlow as `tf`, too.
+datasets: Mapping[str, Any] = {
+    "audio": keras.src.utils.audio_dataset_utils,
+    "image": keras.src.utils.image_dataset_utils,
+    "text": keras.src.utils.text_dataset_utils,
+    "timeseries": keras.src.utils.timeseries_dataset_utils,
+}
 # The functions of `keras.backend` that Keras 3 keeps only in `tf.keras.backend`; they call TensorFlow.
 legacy_backend: Any = importlib.import_module("keras.src.legacy.backend")
 # Its `global_seed_generator` is called for random numbers without a seed.
