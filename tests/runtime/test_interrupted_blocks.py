@@ -150,3 +150,32 @@ def test_the_state_of_the_thread_is_as_before_the_operation(name: str) -> None:
         place += 1
     assert changed == []
     assert place > 1
+
+
+def entering_and_ending(block: Callable[[], contextlib.AbstractContextManager[object]]) -> Operation:
+    """An operation that enters and ends a user's block."""
+
+    def operation() -> None:
+        with block():
+            pass
+
+    return operation
+
+
+@pytest.mark.parametrize(
+    "block",
+    [lambda: tf.name_scope("a"), lambda: mr.variable_creator_scope(lambda create, **options: create(**options))],
+    ids=["name_scope", "variable_creator_scope"],
+)
+def test_no_block_keeps_its_state_once_the_traceback_is_dropped(
+    block: Callable[[], contextlib.AbstractContextManager[object]],
+) -> None:
+    """A block inside kept the creator, and the end of a strategy's scope around them raised ContextError."""
+    changed, place, is_interrupted = [], 0, True
+    while is_interrupted:
+        is_interrupted, is_same = outcome(lambda: entering_and_ending(block), place)
+        if not is_same:
+            changed.append(place)
+        place += 1
+    assert changed == []
+    assert place > 2

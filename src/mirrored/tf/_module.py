@@ -13,6 +13,7 @@ import jax
 
 from mirrored._blocks import contextmanager
 from mirrored.checkpoint.deferred import restore_created
+from mirrored.runtime.ambient import thread
 from mirrored.tf._nest import is_nested, with_paths
 from mirrored.variables.creation import variable_creator_scope
 from mirrored.variables.variable import Variable
@@ -93,7 +94,7 @@ class name_scope:
 
 @contextmanager
 def _opened(name: str) -> Iterator[str]:
-    before = _scopes.names
+    before, context = _scopes.names, thread.current
     mine = (*before, name.strip("/")) if name else ()
     try:
         _scopes.names = mine
@@ -104,6 +105,8 @@ def _opened(name: str) -> Iterator[str]:
             yield ""
     finally:
         _scopes.names = before
+        if mine:  # an interrupt where the `__exit__` of the creator's scope begins would keep the creator
+            thread.current = context
 
 
 def current_name_scope() -> str:

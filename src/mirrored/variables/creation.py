@@ -24,7 +24,7 @@ from mirrored._jax.trees import tree_map
 from mirrored._typing import DTypeLike, Operand
 from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.errors import ArgumentError, DisagreementError, MergeError, ValuesError
-from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.ambient import ambient, thread, within
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.attributes import attribute, has_attribute
@@ -149,8 +149,12 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
 
     TensorFlow: `tf.variable_creator_scope`. The creator is called once per variable, not once per copy.
     """
-    with within(creators=(*ambient().creators, creator)):
+    before = thread.current
+    try:  # not `within`: an interrupt where its `__exit__` begins would keep the creator
+        thread.current = before.fork(creators=(*before.creators, creator))
         yield
+    finally:
+        thread.current = before
 
 
 # Evaluates initial values (an array, a number, a list or a callable), also inside a trace.
