@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from mirrored._jax.trees import tree_map
-from mirrored.data.calling import close_iterator, close_or_leave, closed_meanwhile_error, no_end
+from mirrored.data.calling import close_iterator, close_or_leave, no_end
 from mirrored.data.elements import Element, joined
+from mirrored.data.iterator_errors import closed_meanwhile_error
 from mirrored.data.no_position import checked
 from mirrored.data.placement import batch_size
 from mirrored.errors import InputError

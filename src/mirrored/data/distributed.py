@@ -10,16 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from mirrored._typing import PyTree
-from mirrored.data.calling import (
-    closed_error,
-    function_seconds,
-    interrupted_error,
-    refuse_transformation,
-    taking_turn,
-    warn_exhausted,
-)
+from mirrored.data.calling import function_seconds, taking_turn
 from mirrored.data.feed import Feed, FeedItem, InputStats, StopFlag, close_at_exit
 from mirrored.data.input_options import InputOptions
+from mirrored.data.iterator_errors import closed_error, interrupted_error, refuse_transformation, warn_exhausted
 from mirrored.data.options import Optional, next_as_optional
 from mirrored.data.placement import Placer
 from mirrored.data.readers import Reader
@@ -299,10 +293,7 @@ class DistributedIterator(IteratedAsPython):
             self._go_back(reader, before)
             raise
         self._feed.close()
-        self._done, self._handed = (
-            "interrupted",
-            then,
-        )  # if an interrupt comes below, `get_state` returns the new position
+        self._done, self._handed = "interrupted", then  # should an interrupt come below: it is at the new position
         self._continue_with(reader, steps)
         self._done = None
 

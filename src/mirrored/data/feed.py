@@ -22,8 +22,9 @@ from typing import Any, Final
 from mirrored._jax import distributed
 from mirrored._jax.traces import eager, is_eager
 from mirrored._threads import place_of, start
-from mirrored.data.calling import Closeable, closed_meanwhile_error, interrupted_error
+from mirrored.data.calling import Closeable
 from mirrored.data.carrying import Settings
+from mirrored.data.iterator_errors import closed_meanwhile_error, interrupted_error
 from mirrored.watchdog.fail_fast_exit import in_forked_children
 
 # Timing statistics of an input pipeline.

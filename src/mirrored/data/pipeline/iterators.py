@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from mirrored.data.calling import closed_error, closed_meanwhile_error, taking_turn, warn_exhausted
+from mirrored.data.calling import taking_turn
 from mirrored.data.cursors import beyond_end_error
 from mirrored.data.elements import Element
 from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit
+from mirrored.data.iterator_errors import closed_error, closed_meanwhile_error, warn_exhausted
 from mirrored.data.options import Optional, next_as_optional
 from mirrored.data.pipeline.inner_datasets import InnerDatasets, SameElementsError
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
