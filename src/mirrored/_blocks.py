@@ -39,7 +39,7 @@ class _Block(contextlib._GeneratorContextManager[T]):
             raise
 
 
-_EXIT: Final = _Block.__exit__.__code__
+_EXIT_OF_BLOCK: Final = _Block.__exit__.__code__
 
 
 def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
@@ -58,11 +58,12 @@ def contextmanager(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractCo
 
 
 def end_blocks(error: BaseException) -> None:
-    """Ends the blocks of `contextmanager` whose end an exception has interrupted, from the innermost to the outermost.
+    """Ends the blocks of `contextmanager` whose exit an exception has interrupted, from the innermost to the outermost.
 
-    Python raises an exception of a signal handler also where `__exit__` begins, before its ``try`` block. The traceback
-    then refers to the block, and would end it when the exception is dropped: its ``finally`` would replace the state of
-    that moment. A caller that restores state after an exception calls this function first.
+    A signal handler can raise an exception where `__exit__` begins, before its ``try`` statement. Then the block has
+    not ended, and the traceback refers to it. When the exception is dropped, Python finalizes the generator. Its
+    ``finally`` would then overwrite whatever the state is at that moment. A caller that restores state after an
+    exception therefore calls this function first.
     """
     seen: set[int] = set()
     at: BaseException | None = error
@@ -73,7 +74,7 @@ def end_blocks(error: BaseException) -> None:
             frames.append(trace.tb_frame)
             trace = trace.tb_next
         for frame in reversed(frames):
-            if frame.f_code is _EXIT:
+            if frame.f_code is _EXIT_OF_BLOCK:
                 frame.f_locals["self"].gen.close()  # no effect if the generator has ended
         at = at.__context__
 

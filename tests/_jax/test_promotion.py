@@ -20,15 +20,5 @@ def test_promotions_are_the_standard_ones(setting):
         expected = [jnp.promote_types(one, other) for one, other in pairs]
         with jax.numpy_dtype_promotion(setting):
             assert [promoted(one, other) for one, other in pairs] == expected
-            assert [str(at_least_float32(dtype)) for dtype in DTYPES] == [
-                "float32",
-                "float32",
-                "float32",
-                "float32",
-                "float32",
-                "float32",
-                "float32",
-                "float64",
-                "complex64",
-                "complex128",
-            ]
+            wide = [str(at_least_float32(dtype)) for dtype in DTYPES]
+    assert wide == ["float32"] * 7 + ["float64", "complex64", "complex128"]

@@ -18,8 +18,8 @@ _NO_RULE = re.compile(r"Evaluation rule for '(ppermute|all_to_all|psum_scatter|r
 def evaluates_constants() -> bool:
     """Returns whether the caller is in a block of `jax.ensure_compile_time_eval`.
 
-    There JAX evaluates an operation without traced operands at once: `axis_index` in a program over a mesh, too, where
-    the axis is not bound.
+    In such a block JAX evaluates every operation without traced operands immediately. That includes `axis_index` in a
+    program over a mesh, outside of which its axis is not bound.
     """
     return bool(_config.eager_constant_folding.value)
 

@@ -1,4 +1,4 @@
-"""Promotes the dtypes of the library's own computations, also where the user has set JAX's strict promotion.
+"""Promotes dtypes for the library's own computations, whatever JAX's promotion setting is.
 
 `jax.numpy_dtype_promotion("strict")` refuses the implicit promotions of the user's program. The library's own wider
 accumulators, and its casts to the dtype of a variable, are explicit.

@@ -45,7 +45,7 @@ def call(
             if type(given) is tuple:
                 return function(*given)
             return function(given)
-    except BaseException:  # an interrupt where the end of the block begins would leave its random numbers in place
+    except BaseException:  # an interrupt where the exit of the block begins would leave its context in place
         thread.current = context
         raise
     finally:

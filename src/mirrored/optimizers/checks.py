@@ -115,10 +115,10 @@ def check_iterators(iterators: Sequence[Any], called: str) -> None:
         )
 
 
-def check_strategy(state: Sequence[Variable]) -> None:
+def check_strategy_of_state(state: Sequence[Variable]) -> None:
     """Raises an error if the counter or slots of an optimizer belong to another strategy than the current one.
 
-    Without the check, a compiled update rule would get arrays of different devices.
+    Without the check, JAX would refuse the arrays of different devices in an eager update.
     """
     strategies = ambient().strategies
     if not strategies:

@@ -13,7 +13,7 @@ import optax
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import ArgumentError
 from mirrored.optimizers import rules
-from mirrored.optimizers.checks import Pair, check_gradients, check_strategy, warn_of_missing, with_gradients
+from mirrored.optimizers.checks import Pair, check_gradients, check_strategy_of_state, warn_of_missing, with_gradients
 from mirrored.optimizers.compiled_rule import CompiledRule
 from mirrored.optimizers.gradient_merge import (
     PairsOf,
@@ -387,7 +387,7 @@ class Optimizer:
     def _update(self, variables: Sequence[Variable], gradients: Sequence[Any], extra: Mapping[str, Any]) -> None:
         plan = self._slots.plan(variables)
         slots = self._slots.select(plan)
-        check_strategy([self.iterations, *slots])
+        check_strategy_of_state([self.iterations, *slots])
         with within(listeners=()):
             step, *values = access.read_all([self.iterations, *variables, *slots])
             rate = self._rate_at(step)

@@ -73,8 +73,10 @@ def restoring(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            end_blocks(error)
-            thread.current = context
+            try:
+                end_blocks(error)
+            finally:  # also if a second interrupt comes
+                thread.current = context
             restore_thread_state(state)
             if is_interrupt(error):
                 raise KeyboardInterrupt from error

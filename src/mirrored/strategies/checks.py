@@ -341,8 +341,8 @@ def axis_names_explained() -> Iterator[None]:
             raise ContextError(
                 "Strategy.run",
                 found="run was called in a block of jax.ensure_compile_time_eval",
-                rule="the block evaluates the index of a device at once, but a run on devices with different numbers "
-                "of replicas needs the index that each device has",
+                rule="such a block evaluates the index of a device immediately, but the index is known only on the "
+                "device; a run on devices with different numbers of replicas needs it",
                 remedy="call run, or the compiled function that calls it, outside of the block; the replica function "
                 "itself can contain such blocks",
             ) from error

@@ -18,6 +18,7 @@ from mirrored._jax.traces import Tracer
 from mirrored._typing import Array, HostArray
 from mirrored.collectives.host_allgather import check_equal
 from mirrored.errors import ContextError
+from mirrored.integrations.keras.belonging import strategy_of
 from mirrored.integrations.keras.newest import GROUPS, variables_of
 from mirrored.integrations.keras.private import purge_variables
 from mirrored.strategies.reducing import gather_across
@@ -91,17 +92,12 @@ def put_on(device: jax.Device) -> Callable[..., Any]:
     return distribute_data_input
 
 
-def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Wraps `Trainer._get_jax_state` to return a model's weights and optimizer state on one device.
-
-    Args:
-        get_state: The wrapped method.
-        device_of: Returns the device of a model, see `device_for`.
-    """
+def on_one_device(get_state: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `Trainer._get_jax_state` to return a model's weights and optimizer state on one device (`device_for`)."""
 
     @functools.wraps(get_state)
     def getting(self: Model, **which: bool) -> Any:
-        device = device_of(self)
+        device = device_for(strategy_of(self), "fit")
         if device is None:
             return get_state(self, **which)
         groups = [variables_of(self, group) for group in GROUPS if which.get(group)]
@@ -113,12 +109,12 @@ def on_one_device(get_state: Callable[..., Any], device_of: Callable[[Any], Any]
     return getting
 
 
-def one_sharding(get_shardings: Callable[..., Any], device_of: Callable[[Any], Any]) -> Callable[..., Any]:
+def one_sharding(get_shardings: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `Trainer._get_state_sharding_spec` to return single-device shardings of a model's state."""
 
     @functools.wraps(get_shardings)
     def getting(self: Model) -> Any:
-        device = device_of(self)
+        device = device_for(strategy_of(self), "fit")
         if device is None:
             return get_shardings(self)
         sharding = jax.sharding.SingleDeviceSharding(device)

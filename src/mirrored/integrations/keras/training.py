@@ -230,13 +230,12 @@ def _parts_of(batch: PyTree) -> Parts | None:
 
 def wrap_model(model_class: type[Model]) -> None:
     """Patches `fit`, `evaluate` and `predict` of `keras.Model` to use all devices of the model's strategy."""
-    device_of = lambda model: device_for(strategy_of(model), "fit")  # noqa: E731
-    get_state = on_one_device(model_class._get_jax_state, device_of)
+    get_state = on_one_device(model_class._get_jax_state)
     replace("keras", model_class, "_get_jax_state", stateless(with_newest_reads(get_state)))
     replace("keras", model_class, "_symbolic_build", building_with_call(model_class._symbolic_build))
     replace("keras", model_class, "_make_function", kept_steps(model_class._make_function))
     replace("keras", model_class, "_purge_model_variables", kept_by_fit(model_class._purge_model_variables))
-    shardings = one_sharding(model_class._get_state_sharding_spec, device_of)
+    shardings = one_sharding(model_class._get_state_sharding_spec)
     replace("keras", model_class, "_get_state_sharding_spec", shardings)
     for name in _METHODS:
         replace("keras", model_class, name, restoring(with_noted_state(_spread(getattr(model_class, name)))))
@@ -404,7 +403,8 @@ def _distribution_for(strategy: Strategy | None, loop: Loop) -> Iterator[None]:
             yield
         return
     if strategy is None or outer is not None:
-        yield
+        with computing_on(None):
+            yield
         return
     device = device_for(strategy, f"keras.Model.{loop.called}")
     device_assignment = strategy.device_assignment
