@@ -396,6 +396,74 @@ def test_sizes_that_the_program_is_not_for(sizes):
         loaded.matrices(tf.ones([3]))
 
 
+READING_THE_SIZE = {
+    "tf.shape": lambda w, x: tf.reduce_sum(x) / tf.cast(tf.shape(x)[0], tf.float32),
+    "zeros": lambda w, x: tf.zeros((tf.shape(x)[0], 1)) + x,
+    "range": lambda w, x: tf.range(tf.shape(x)[0]),
+    "eye": lambda w, x: tf.matmul(tf.eye(tf.shape(x)[0]), x),
+    "slice": lambda w, x: x[: tf.shape(x)[0] // 2],
+    "int": lambda w, x: x * int(x.shape[0]),
+    "if": lambda w, x: x * 2.0 if x.shape[0] > 3 else x,
+    "assignment": lambda w, x: w.assign(w * 0.0 + float(x.shape[0])) + x,
+}
+
+
+class ReadingTheSize(tf.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.w, self.body = tf.Variable(1.0), body
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def compute(self, x):
+        return self.body(self.w, x)
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("body", READING_THE_SIZE.values(), ids=READING_THE_SIZE)
+def test_a_function_that_reads_an_unknown_size_is_saved_for_the_shapes_of_its_calls(tmp_path, body):
+    """It was saved for 501 rows, a number in the address of a page that an error of JAX names, without a word."""
+    module, arrays = ReadingTheSize(body), [np.arange(2.0 * n, dtype=np.float32).reshape(n, 2) for n in (5, 3, 4)]
+    for x in arrays[:2]:
+        module.compute(x)
+    with pytest.warns(UserWarning, match=r"compute is saved only for the shapes of its earlier calls") as caught:
+        tf.saved_model.save(module, tmp_path / "m")
+    assert len(caught) == 1
+    assert "(x [5, 2]; x [3, 2])" in str(caught[0].message)
+    loaded = tf.saved_model.load(tmp_path / "m")
+    for x in arrays[:2]:
+        np.testing.assert_allclose(loaded.compute(x), module.compute(x))
+    with pytest.raises(ArgumentError, match=r"arguments must match a saved signature"):
+        loaded.compute(arrays[2])
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("body", READING_THE_SIZE.values(), ids=READING_THE_SIZE)
+def test_a_function_that_reads_an_unknown_size_and_was_never_called_is_refused(tmp_path, body):
+    with pytest.raises(ArgumentError, match=r"compute cannot be traced for the unknown sizes of x \[None, 2\]"):
+        tf.saved_model.save(ReadingTheSize(body), tmp_path / "m")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda w, x: tf.zeros_like(x[:, :1]) + x,
+        lambda w, x: tf.reduce_sum(x) / tf.reduce_sum(tf.ones_like(x[:, 0])),
+        lambda w, x: tf.reduce_mean(x, axis=0),
+        lambda w, x: tf.map_fn(lambda row: row * w, x),
+        lambda w, x: tf.reshape(x, [-1, 1]),
+    ],
+)
+def test_what_the_warning_advises_is_saved_for_all_sizes(tmp_path, body, recwarn):
+    module = ReadingTheSize(body)
+    tf.saved_model.save(module, tmp_path / "m")
+    loaded = tf.saved_model.load(tmp_path / "m")
+    for n in (1, 4, 7):
+        x = np.arange(2.0 * n, dtype=np.float32).reshape(n, 2)
+        np.testing.assert_allclose(loaded.compute(x), module.compute(x), rtol=1e-6)
+    assert not recwarn.list
+
+
 @pytest.mark.long
 def test_gradients_of_a_saved_custom_gradient(tmp_path):
     @tf.custom_gradient

@@ -20,7 +20,7 @@ from mirrored.data import PerReplicaSpec
 from mirrored.errors import ArgumentError, ContextError
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import MissingNameError
-from mirrored.tf._ops.open_sizes import Open, opened, traced_for
+from mirrored.tf._ops.open_sizes import NotOpenError, Open, opened, traced_for
 from mirrored.tf._shapes import TensorShape, TensorSpec
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues
@@ -157,12 +157,13 @@ class ConcreteFunction(concrete.ConcreteFunction):
         except (ArgumentError, ContextError):
             raise
         except Exception as error:
+            reason = error.reason if isinstance(error, NotOpenError) else error
             raise ArgumentError(
                 f"{self._name}.structured_outputs",
-                found=f"{super().__repr__()} cannot be traced for unknown sizes ({type(error).__name__})",
+                found=f"{super().__repr__()} cannot be traced for unknown sizes ({type(reason).__name__})",
                 rule="the result for arguments of unknown sizes is known only if the function can be traced for them",
                 remedy="pass shapes without None to get_concrete_function",
-            ) from error
+            ) from reason
         first, *others = (one.program for one in programs)
         return tree_map(_common, first, *others)  # one program for each number of dimensions, if it is unknown
 

@@ -3,7 +3,7 @@
 JAX traces a function with symbolic dimensions as long as it can decide every condition on them. Where it cannot,
 something is fixed that TensorFlow would check at run time. In this order: a condition that the sizes must satisfy (the
 number of elements reshaped to rows of 784 is a multiple of 784); the same symbol for several arrays (of one batch); the
-sizes of earlier calls, except the first dimension; numbers that the weights imply; the full shapes of earlier calls.
+sizes of earlier calls, except the first dimension; a number that the weights imply; the full shapes of earlier calls.
 """
 
 from __future__ import annotations
@@ -52,11 +52,25 @@ class Traced(Generic[T]):
         program: The program that `trace` returned.
         inputs: The arguments of the program, with ``jax.ShapeDtypeStruct`` for arrays.
         conditions: The conditions that their sizes must satisfy.
+        refused: The error of tracing with symbolic sizes, if the sizes are those of an earlier call; None otherwise.
     """
 
     program: T
     inputs: Any
     conditions: tuple[str, ...] = ()
+    refused: Exception | None = None
+
+
+class NotOpenError(Exception):
+    """A function cannot be traced for unknown sizes, and no earlier call gives sizes for which it can.
+
+    Attributes:
+        reason: The error of tracing it with symbolic sizes.
+    """
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 def opened(value: PyTree) -> Any:
@@ -85,18 +99,19 @@ def traced_for(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -
         trace: Maps arguments, with ``jax.ShapeDtypeStruct`` for arrays, to a program.
 
     Returns:
-        One program; for an unknown number of dimensions, one program per number of dimensions (0 to 6, the same for all
-        such arrays) that the function accepts.
+        One program, or one per earlier call if the function can be traced only for known sizes. For an unknown number
+        of dimensions, one program per number of dimensions (0 to 6, the same for all such arrays) that the function
+        accepts.
 
     Raises:
-        Exception: The error of tracing the unchanged arguments, if nothing that may be fixed helps.
+        NotOpenError: The function cannot be traced for unknown sizes, and nothing that may be fixed helps.
     """
     if all(one.shape is not None for one in _arrays(inputs)):
-        return [_traced_with_sizes(inputs, seen, trace)]
+        return _traced_with_sizes(inputs, seen, trace)
     found, refused = [], None
     for rank in _RANKS:
         try:
-            found.append(_traced_with_sizes(_map(functools.partial(_with_rank, rank=rank), inputs), (), trace))
+            found += _traced_with_sizes(_map(functools.partial(_with_rank, rank=rank), inputs), (), trace)
         except Exception as error:  # of user code, which may not support this number of dimensions
             refused = refused or error
     if not found and refused is not None:
@@ -104,20 +119,38 @@ def traced_for(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -
     return found
 
 
-def _traced_with_sizes(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> Traced[T]:
+def _traced_with_sizes(inputs: PyTree, seen: Sequence[Any], trace: Callable[[Any], T]) -> list[Traced[T]]:
     refused: list[Exception] = []
     for symbolic in _symbolic(inputs):
         try:
-            return _on_conditions(symbolic, trace)
+            return [_on_conditions(symbolic, trace)]
         except _UNDECIDED as error:
             refused.append(error)
-    batches = [_batch_of(inputs, one) for one in seen]
-    for numbers in (*batches, *_with_candidate_sizes(inputs, [_complaint(error) for error in refused]), *seen):
-        try:
-            return _on_conditions(numbers, trace)
-        except _UNDECIDED:
-            continue
-    raise refused[0]
+    if not any(None in one.shape for one in _arrays(inputs)):
+        raise refused[0]
+    for batch in (_batch_of(inputs, one) for one in seen):
+        if (found := _attempt(batch, trace)) is not None:
+            return [found]
+    for numbers, others in _with_candidate_sizes(inputs, [_complaint(error) for error in refused]):
+        # A program that only needs to know the size, as for Python's `range`, accepts any number: none is implied.
+        if (found := _attempt(numbers, trace)) is not None and _attempt(others, trace) is None:
+            return [found]
+    of_calls = [found for one in _distinct(seen) if (found := _attempt(one, trace)) is not None]
+    if not of_calls:
+        raise NotOpenError(refused[0])
+    return [dataclasses.replace(one, refused=refused[0]) for one in of_calls]
+
+
+def _attempt(inputs: PyTree, trace: Callable[[Any], T]) -> Traced[T] | None:
+    try:
+        return _on_conditions(inputs, trace)
+    except _UNDECIDED:
+        return None
+
+
+def _distinct(seen: Sequence[Any]) -> list[Any]:
+    """Returns the arguments of earlier calls without those that have the shapes and dtypes of another call."""
+    return list({repr(_arrays(one)): one for one in seen}.values())
 
 
 def _on_conditions(inputs: PyTree, trace: Callable[[Any], T]) -> Traced[T]:
@@ -202,11 +235,12 @@ def _described(inputs: PyTree, conditions: Sequence[str]) -> Any:
 # Known sizes
 
 
-def _with_candidate_sizes(inputs: PyTree, complaints: Sequence[str]) -> Iterator[Any]:
+def _with_candidate_sizes(inputs: PyTree, complaints: Sequence[str]) -> Iterator[tuple[Any, Any]]:
     """Yields the arguments with one unknown size replaced by a candidate number from JAX's error messages.
 
     ``(x - mean) / deviation`` with 30 means requires 30 columns. The numbers tried are those in the error messages, and
-    slightly smaller ones, for programs that add columns.
+    slightly smaller ones, for programs that add columns. The second of the yielded arguments have twice the number and
+    one more, for which a program that requires the number cannot be traced.
     """
     axes = [axis for one in _arrays(inputs) for axis, size in enumerate(one.shape) if size is None]
     first = 0 if len(axes) == 1 else 1
@@ -214,8 +248,11 @@ def _with_candidate_sizes(inputs: PyTree, complaints: Sequence[str]) -> Iterator
         return
     named = sorted({int(one) for text in complaints for one in re.findall(r"(?<![\w.])\d+", text)}, reverse=True)
     for number in dict.fromkeys(one - less for one in named for less in range(_MOST_ADDED) if one - less > 1):
-        numbered = _map(functools.partial(_with_number, number=number, first=first), inputs)
-        yield next(_symbolic(numbered))
+        yield _numbered(inputs, number, first), _numbered(inputs, 2 * number + 1, first)
+
+
+def _numbered(inputs: PyTree, number: int, first: int) -> Any:
+    return next(_symbolic(_map(functools.partial(_with_number, number=number, first=first), inputs)))
 
 
 def _with_number(one: Open, *, number: int, first: int) -> Open:

@@ -37,7 +37,7 @@ from mirrored.compilation import Function
 from mirrored.compilation.concrete import ConcreteFunction, Pure, as_pure
 from mirrored.errors import ArgumentError, MissingExtraError
 from mirrored.tf._host_calls import without_host_calls
-from mirrored.tf._ops.open_sizes import Traced, traced_for
+from mirrored.tf._ops.open_sizes import NotOpenError, Traced, traced_for
 from mirrored.tf._saved_model.functions import SAVED, Signature, functions_of, signatures_of
 from mirrored.tf._saved_model.loading import (
     FILE,
@@ -49,6 +49,7 @@ from mirrored.tf._saved_model.loading import (
     in_order,
 )
 from mirrored.tf._saved_model.objects import Objects
+from mirrored.tf._saved_model.restrictions import not_open_error, restriction
 from mirrored.variables import Variable
 
 DEFAULT: Final = "serving_default"
@@ -100,8 +101,9 @@ def save(
         options: Accepted for compatibility and ignored.
 
     Raises:
-        ArgumentError: A function cannot be saved, or no function of the object has a signature; or the path is a file,
-            or a folder with ``programs`` or ``variables`` that do not belong to a saved program.
+        ArgumentError: A function cannot be saved, such as one that needs an unknown size and was never called; or no
+            function of the object has a signature; or the path is a file, or a folder with ``programs`` or
+            ``variables`` that do not belong to a saved program.
 
     Example:
         >>> import mirrored.tf as tf, tempfile
@@ -120,8 +122,10 @@ def save(
         array([3., 6.], dtype=float32)
 
     TensorFlow: `tf.saved_model.save`, in another format. What the program does with an unknown size may constrain that
-    size (a reshape to rows of 784 needs a multiple of 784 elements). For an unknown number of dimensions, up to six
-    dimensions are saved. Programs omit `tf.print`, and with a warning the assertions of `tf.debugging` on values.
+    size (a reshape to rows of 784 needs a multiple of 784 elements). A function that needs the number itself, as
+    ``tf.shape(x)[0]`` does, is saved only for the shapes of its earlier calls, with a warning. For an unknown number of
+    dimensions, up to six dimensions are saved. Programs omit `tf.print`, and with a warning the assertions of
+    `tf.debugging` on values.
     """
     del options
     functions = {name: signatures_of(name, one) for name, one in functions_of(obj).items()}
@@ -156,7 +160,11 @@ def _write(directory: Path, obj: object, functions: _Programs, entries: _Program
     if writes_here(SAVED, directory):  # all workers have checked the path when one starts to replace it
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        _write_contents(unfinished, unfinished / VARIABLES, obj, functions, entries)
+        try:
+            _write_contents(unfinished, unfinished / VARIABLES, obj, functions, entries)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
         _put_in_place(unfinished, directory)
     else:
         # All workers trace the functions and save the variables together: both compare values between workers.
@@ -177,6 +185,7 @@ def _write_contents(
     (folder / PROGRAMS).mkdir()
     variables: dict[int, Variable] = {}
     omitted: set[str] = set()
+    restricted: dict[str, str] = {}
     written: dict[str, dict[str, list[Any]]] = {"functions": {}, "signatures": {}}
     for kind, group in (("functions", functions), ("signatures", entries)):
         for name, signatures in group.items():
@@ -184,9 +193,12 @@ def _write_contents(
             written[kind][name] = [
                 entry
                 for number, one in enumerate(signatures)
-                for entry in _write_programs(file, number, one, variables, omitted)
+                for path in [file.with_name(f"{file.name}-{number}")]
+                for entry in _write_programs(name, path, one, variables, omitted, restricted)
             ]
     _warn_of_checks(omitted)
+    for what, name in restricted.items():
+        warnings.warn(f"{SAVED}: {name} {what}", stacklevel=user_stacklevel())
     objects = Objects(variables)
     objects.add(obj)
     if variables:
@@ -243,14 +255,19 @@ def _put_in_place(unfinished: Path, directory: Path) -> None:
 
 
 def _write_programs(
+    name: str,
     file: Path,
-    number: int,
     signature: Signature | LoadedProgram,
     variables: dict[int, Variable],
     omitted: set[str],
+    restricted: dict[str, str],
 ) -> list[Any]:
+    """Writes the programs of one signature to files whose names begin with `file`, and returns their descriptions.
+
+    Adds to `omitted` the checks that the programs omit, and to `restricted` what to warn of, with the function's name.
+    """
     if isinstance(signature, LoadedProgram):
-        path = file.with_name(f"{file.name}-{number}-0")
+        path = file.with_name(f"{file.name}-0")
         path.write_bytes(signature.serialized())
         return [{**signature.entry, "file": path.name, **_numbered(signature, variables)}]
 
@@ -260,11 +277,15 @@ def _write_programs(
             pure = as_pure(signature.function, inputs, SAVED, aggregates=True)
             return pure, _exported(pure, inputs)
 
-    entries = []
-    for way, one in enumerate(traced_for(signature.inputs, signature.seen, trace)):
-        path = file.with_name(f"{file.name}-{number}-{way}")
-        entries.append(_written(path, signature, one, variables))
-    return entries
+    try:
+        programs = traced_for(signature.inputs, signature.seen, trace)
+    except NotOpenError as error:
+        raise not_open_error(name, signature, error.reason) from error.reason
+    if (what := restriction(signature, programs)) is not None:
+        restricted.setdefault(what, name)  # a function is written before the entry of `signatures` for it
+    return [
+        _written(file.with_name(f"{file.name}-{way}"), signature, one, variables) for way, one in enumerate(programs)
+    ]
 
 
 def _written(
