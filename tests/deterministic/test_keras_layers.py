@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import mirrored as mr
 keras = pytest.importorskip("keras")
 layers = keras.layers
 
+Train = Callable[[mr.MirroredStrategy, Any, Any], list[bytes]]  # of a model with a loss, which have no types here
 REPLICAS, BATCH = 4, 16
 random = np.random.default_rng(0)
 X = random.normal(size=(2 * BATCH, 6, 4)).astype(np.float32)
@@ -62,18 +64,18 @@ LOSSES = [
 ]
 
 
-def per_example(loss: Any, y: Any, predictions: Any) -> Any:
+def per_example(loss: Any, y: jax.Array, predictions: jax.Array) -> jax.Array:
     values = loss(y, predictions)
     return jnp.broadcast_to(values, y.shape[:1])  # `Dice` and `Tversky` are those of a whole batch
 
 
-def in_a_loop(strategy: Any, model: Any, loss: Any) -> list[bytes]:
+def in_a_loop(strategy: mr.MirroredStrategy, model: Any, loss: Any) -> list[bytes]:
     with strategy.scope():
         optimizer = keras.optimizers.RMSprop(0.01)
 
     @mr.function
-    def step(x: Any, y: Any) -> Any:
-        def replica(x: Any, y: Any) -> Any:
+    def step(x: mr.PerReplica, y: mr.PerReplica) -> jax.Array:
+        def replica(x: jax.Array, y: jax.Array) -> jax.Array:
             with mr.GradientTape() as tape:
                 value = mr.losses.average_loss(per_example(loss, y, model(x, training=True)))
                 value = value + mr.losses.scale_regularization_loss(sum(model.losses) + jnp.zeros(()))
@@ -87,7 +89,7 @@ def in_a_loop(strategy: Any, model: Any, loss: Any) -> list[bytes]:
     return [np.asarray(step(x, y)).tobytes() for x, y in strategy.experimental_distribute_dataset(dataset)]
 
 
-def in_fit(strategy: Any, model: Any, loss: Any) -> list[bytes]:
+def in_fit(strategy: mr.MirroredStrategy, model: Any, loss: Any) -> list[bytes]:
     with strategy.scope():
         metrics = ["mae", keras.metrics.CosineSimilarity(), keras.metrics.R2Score()]
         model.compile(keras.optimizers.RMSprop(0.01), loss, metrics=metrics)
@@ -96,7 +98,7 @@ def in_fit(strategy: Any, model: Any, loss: Any) -> list[bytes]:
     return [np.float64(one).tobytes() for one in (*history.values(), *found)] + [model.predict(X, verbose=0).tobytes()]
 
 
-def trained(devices: int, how: Any, layer: Callable[[Any], Any], loss: Callable[[], Any]) -> list[bytes]:
+def trained(devices: int, how: Train, layer: Callable[[Any], Any], loss: Callable[[], Any]) -> list[bytes]:
     keras.utils.set_random_seed(0)
     names = [f"CPU:{index}" for index in range(devices)]
     strategy = mr.MirroredStrategy(names, num_replicas=REPLICAS, deterministic=True)
@@ -104,14 +106,13 @@ def trained(devices: int, how: Any, layer: Callable[[Any], Any], loss: Callable[
         inputs = keras.Input(X.shape[1:])
         hidden = layers.GlobalAveragePooling1D()(layer(layers.Dense(4)(inputs)))
         model = keras.Model(inputs, layers.Dense(3, activation="sigmoid")(hidden))
-    results: list[bytes] = how(strategy, model, loss())
-    return results + [np.asarray(weight.numpy()).tobytes() for weight in model.weights]
+    return how(strategy, model, loss()) + [np.asarray(weight.numpy()).tobytes() for weight in model.weights]
 
 
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("how", [in_a_loop, in_fit])
-def test_layers_have_the_same_bits_on_any_number_of_devices(how: Any, name: str) -> None:
+def test_layers_have_the_same_bits_on_any_number_of_devices(how: Train, name: str) -> None:
     reduction = None if how is in_a_loop else "sum_over_batch_size"
     one, other = (
         trained(devices, how, LAYERS[name], lambda: keras.losses.MeanSquaredError(reduction=reduction))
@@ -123,7 +124,7 @@ def test_layers_have_the_same_bits_on_any_number_of_devices(how: Any, name: str)
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("how", [in_a_loop, in_fit])
-def test_losses_have_the_same_bits_on_any_number_of_devices(how: Any, name: str) -> None:
+def test_losses_have_the_same_bits_on_any_number_of_devices(how: Train, name: str) -> None:
     kind = getattr(keras.losses, name)
     reduction = None if how is in_a_loop else "sum_over_batch_size"
     one, other = (
