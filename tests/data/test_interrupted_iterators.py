@@ -86,6 +86,7 @@ def rest(strategy: Any, reading: Any) -> list[list[int]]:
             reading.set_state(reading.get_state())
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize("prefetch", [None, 0])
 @pytest.mark.parametrize("taken", [0, 2, 5, 6])
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,6 +112,7 @@ def test_an_interrupt_in_next_is_named(strategy: Any, kind: str, taken: int, pre
     assert len(lost) <= 1
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("taken", [0, 3, 6])
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_an_interrupt_in_set_state_the_position_is_the_old_or_the_new_one(
