@@ -344,15 +344,41 @@ def test_a_generator_that_refills_its_arrays(replicas: int) -> None:
     assert found[0] == found[1]
 
 
-def test_weights_set_from_an_array_that_is_written_to_again() -> None:
-    model = compiled_model("dense", 2)
-    weights = [aligned(np.shape(weight)) for weight in model.get_weights()]
-    for weight in weights:
-        weight[...] = 1
-    model.set_weights(weights)
-    for weight in weights:
-        weight[...] = 5
-    assert all(np.all(weight == 1) for weight in model.get_weights())
+def made(array: np.ndarray) -> Any:
+    return keras.Variable(array)
+
+
+def assigned(array: np.ndarray) -> Any:
+    variable = keras.Variable(np.zeros_like(array))
+    variable.assign(array)
+    return variable
+
+
+def set_as_weights(array: np.ndarray) -> Any:
+    layer = keras.layers.Dense(len(array), use_bias=False)
+    layer.build((None, len(array)))
+    layer.set_weights([array])
+    return layer.kernel
+
+
+def applied_as_gradient(array: np.ndarray) -> Any:
+    variable, optimizer = keras.Variable(np.zeros_like(array)), keras.optimizers.SGD(-1.0)
+    mr.get_strategy().run(lambda: optimizer.apply_gradients([(array, variable)]))
+    return variable / mr.get_strategy().num_replicas_in_sync
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("operation", [made, assigned, set_as_weights, applied_as_gradient])
+def test_an_array_that_is_written_to_after_the_call(operation: Any, replicas: int) -> None:
+    # JAX aliases aligned memory of NumPy, and copies large arrays from it after the call has returned.
+    array, found = aligned((384, 384)), []
+    with scope(replicas):
+        for value in range(20):
+            array[...] = value
+            variable = operation(array)
+            array[...] = -1
+            found.append(np.unique(np.asarray(variable)).tolist())
+    assert found == [[value] for value in range(20)]
 
 
 # Without an argument `shuffle`, as users call it: Keras' default is True.

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.arrays import owned
 from mirrored._jax.source_lines import user_stacklevel
 from mirrored._jax.traces import current_trace, is_eval
 from mirrored._typing import Operand
@@ -181,6 +182,8 @@ def _listed(
     """Returns gradients and Keras variables, which may be iterators, as lists; raises an error for dict keys."""
     grads, given = list(grads), None if variables is None else list(variables)
     _refuse_keys(optimizer, grads, given or ())
+    # JAX reads the memory of NumPy arrays after the call, too, when the program may have changed it.
+    grads = [owned(grad) for grad in grads]
     return grads, None if given is None else [as_keras(one) for one in given]
 
 

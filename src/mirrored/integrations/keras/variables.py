@@ -26,7 +26,7 @@ import numpy as np
 
 from mirrored._blocks import setting
 from mirrored._jax.array_types import keeping_width_of
-from mirrored._jax.arrays import as_array
+from mirrored._jax.arrays import as_array, owned
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
@@ -185,6 +185,11 @@ class StrategyVariable(KerasVariable):  # type: ignore[misc]
         if self.mirrored is None or in_stateless_scope():
             return super().value
         return autocast(self, self.read_value())
+
+    def _convert_to_tensor(self, value: object, dtype: str | None = None) -> Any:
+        # Keras would alias the memory of an aligned NumPy array, and JAX copies from it only later: the program could
+        # have changed it by then.
+        return super()._convert_to_tensor(owned(value), dtype)
 
     def back(self, value: Operand) -> None:
         """Creates the `mirrored.Variable` that stores this Keras variable's value from now on."""
