@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+
 import jax
 import numpy as np
 import pytest
 
+import mirrored as mr
 import mirrored.tf as tf
+from mirrored.tf._data import host_gradients
 
+SCALAR = jax.ShapeDtypeStruct((), np.float32)
 WRAPS = pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 
 
@@ -52,11 +57,107 @@ def test_no_result():
     assert [float(one) for one in seen] == [1.0, 2.0]
 
 
-def test_eager_calls_have_gradients():
-    x = tf.Variable(3.0)
-    with tf.GradientTape() as tape:
-        y = tf.py_function(lambda v: v * v, [x], tf.float32)
-    assert float(tape.gradient(y, x)) == 6.0
+@WRAPS
+@pytest.mark.parametrize("kind", [tf.float32, tf.TensorSpec([3], tf.float32)], ids=["dtype", "spec"])
+def test_a_gradient_is_that_of_the_call_itself(wrap, kind):
+    rng, scales = np.random.default_rng(0), []
+
+    def scaled(x, count):
+        scales.append(rng.uniform(1, 2, 3).astype(np.float32))
+        return x**2 * scales[-1] * tf.cast(count, tf.float32)
+
+    @wrap
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.py_function(scaled, [x, tf.constant(2)], kind)
+        return y, tape.gradient(y, x)
+
+    x = tf.constant([1.0, 2.0, 3.0])
+    for _ in range(3):
+        y, gradient = step(x)
+        jax.block_until_ready(gradient)
+        np.testing.assert_allclose(y, 2 * x**2 * scales[-1], rtol=1e-6)
+        np.testing.assert_allclose(gradient, 4 * x * scales[-1], rtol=1e-6)
+
+
+@WRAPS
+def test_a_result_without_a_connection_and_one_of_integers(wrap):
+    @wrap
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y, places = tf.py_function(
+                lambda x, z: (3.0 * z, tf.argsort(x)),
+                [x, x + 1.0],
+                [tf.TensorSpec([2], tf.float32), tf.TensorSpec([2], tf.int32)],
+            )
+            loss = tf.reduce_sum(y * tf.cast(places + 1, tf.float32))
+        return tape.gradient(loss, x)
+
+    np.testing.assert_allclose(step(tf.constant([5.0, 4.0])), [6.0, 3.0])
+
+
+@WRAPS
+def test_numpy_functions_have_no_gradient(wrap):
+    @wrap
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.numpy_function(np.sin, [x], tf.TensorSpec([], tf.float32))
+        return tape.gradient(y, x)
+
+    assert step(tf.constant(3.0)) is None
+
+
+@pytest.mark.parametrize("devices", [["CPU:0", "CPU:1"], ["CPU:0"]], ids=["2 devices", "2 replicas on one"])
+def test_a_gradient_through_calls_in_a_loop_of_each_replica(devices):
+    strategy = mr.MirroredStrategy(devices, num_replicas=2)
+    with strategy.scope():
+        w = tf.Variable([1.0, 2.0])
+
+    def replica_step(x):
+        with tf.GradientTape() as tape:
+            y = w * x
+            for _ in tf.range(3):
+                y = tf.py_function(tf.sin, [y], tf.TensorSpec([2], tf.float32))
+        return tape.gradient(y, w)
+
+    @tf.function
+    def step(x):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
+
+    def chain(w, x):
+        return jax.numpy.sin(jax.numpy.sin(jax.numpy.sin(w * x))).sum()
+
+    parts = [np.float32([0.5, 0.25]), np.float32([1.5, -1.0])]
+    x = strategy.experimental_distribute_values_from_function(lambda context: parts[context.replica_id_in_sync_group])
+    expected = sum(jax.grad(chain)(np.float32([1.0, 2.0]), part) for part in parts)
+    np.testing.assert_allclose(step(x), expected, rtol=1e-6)
+
+
+def test_a_gradient_is_taken_once():
+    @tf.function
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = tf.py_function(lambda x: x**2, [x], tf.TensorSpec([], tf.float32))
+            z = y * 2.0
+        return tape.gradient(y, x), tape.gradient(z, x)
+
+    with pytest.raises(Exception, match="a gradient is taken once"):
+        jax.block_until_ready(step(tf.constant(3.0)))
+
+
+def test_tapes_of_gradients_that_are_not_taken_are_dropped(monkeypatch):
+    monkeypatch.setattr(host_gradients, "_MAX_KEPT", 3)
+    kept = host_gradients._tapes._kept
+    call = host_gradients.differentiable_call(lambda x: [x], [SCALAR], [SCALAR], "f")
+    for _ in range(5):
+        jax.block_until_ready(jax.vjp(lambda x: call(x), np.float32(1.0))[0])
+    jax.effects_barrier()
+    assert len(kept) == 3
+    kept.clear()
 
 
 @pytest.mark.parametrize("inputs", [[], [tf.constant(1.0)]], ids=["nothing", "a constant"])
@@ -277,3 +378,25 @@ def test_an_error_in_a_call_without_result_is_raised():
 
     with pytest.raises(Exception, match="KeyError: 'of 1.0'"):
         jax.block_until_ready(tf.function(lambda x: (tf.py_function(fail, [x], None), x + 1)[1])(tf.constant(1.0)))
+
+
+@pytest.mark.parametrize("call", [tf.numpy_function, tf.py_function])
+def test_the_call_while_tracing_leaves_containers_and_random_generators_as_they_were(call):
+    queue, seen, rng = collections.deque([1.0, 2.0, 3.0]), [], np.random.default_rng(0)
+
+    def replay(x):
+        seen.append(float(x))
+        return np.float32(queue.popleft()), rng.uniform(size=2).astype(np.float32)
+
+    @tf.function
+    def step(x):
+        return call(replay, [x], [tf.float32, tf.float32])
+
+    results = jax.device_get([step(tf.constant(float(value))) for value in (7, 8)])
+    jax.effects_barrier()
+    expected = np.random.default_rng(0)
+    assert seen == [7.0, 8.0]
+    assert list(queue) == [3.0]
+    for (taken, drawn), first in zip(results, (1.0, 2.0), strict=True):
+        assert taken == first
+        np.testing.assert_array_equal(drawn, expected.uniform(size=2).astype(np.float32))

@@ -15,7 +15,9 @@ from jax.experimental import io_callback
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import NotConstant, Tracer, eager
 from mirrored._typing import Array, DTypeLike, HostArray
+from mirrored.compilation.frozen_state import PythonState
 from mirrored.tf._asking import inside_function
+from mirrored.tf._data.host_gradients import differentiable_call
 from mirrored.tf._dtypes import array_dtype
 from mirrored.tf._errors import InvalidArgumentError
 from mirrored.tf._shapes import TensorSpec
@@ -48,8 +50,8 @@ def py_function(
 
     TensorFlow: `tf.py_function`. A compiled caller must know the shapes of the results. Specs in `Tout` state them:
     ``tf.py_function(f, [x], tf.TensorSpec([3], tf.float32))``. For dtypes alone, the function is called once more while
-    tracing, with zeros for arguments that are not known yet, and a warning is logged. In compiled code it has no
-    gradient.
+    tracing, with zeros for arguments that are not known yet, and a warning is logged. As in TensorFlow, a gradient uses
+    the operations of the same call of the function; second derivatives are refused in compiled code.
 
     Raises:
         InvalidArgumentError: The function returned another number of results, another dtype, or another shape.
@@ -57,7 +59,7 @@ def py_function(
     del name
     if func is None:
         return lambda decorated: lambda *args: py_function(decorated, args, Tout)
-    return _called(func, [as_tensor(one) for one in inp or ()], Tout, _name_of(func))
+    return _called(func, [as_tensor(one) for one in inp or ()], Tout, func, has_gradient=True)
 
 
 def numpy_function(
@@ -71,7 +73,8 @@ def numpy_function(
 
     A compiled caller must know the shapes of the results; specs in `Tout` state them, as for `tf.py_function`:
     ``tf.numpy_function(env_step, [action], [tf.TensorSpec([4], tf.float32), tf.TensorSpec([], tf.float32)])``. For
-    dtypes alone, the function is called once more while tracing.
+    dtypes alone, the function is called once more while tracing. As in TensorFlow, it has no gradient: gradients of its
+    results are None.
     """
     del stateful, name
     if func is None:
@@ -81,7 +84,7 @@ def numpy_function(
         lambda *tensors: given(*(np.asarray(one) for one in tensors)),
         [as_tensor(x) for x in inp or ()],
         Tout,
-        _name_of(given),
+        given,
     )
 
 
@@ -90,7 +93,14 @@ def _name_of(func: Callable[..., Any]) -> str:
     return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: _Kind | Sequence[_Kind] | None, name: str) -> Any:
+def _called(
+    func: Callable[..., Any],
+    tensors: list[jax.Array],
+    Tout: _Kind | Sequence[_Kind] | None,
+    given: Callable[..., Any],
+    *,
+    has_gradient: bool = False,
+) -> Any:
     kinds: Sequence[Any] = Tout if isinstance(Tout, (list, tuple)) else [] if Tout is None else [Tout]
     specs = [one if isinstance(one, TensorSpec) else TensorSpec(None, array_dtype(one)) for one in kinds]
 
@@ -110,7 +120,7 @@ def _called(func: Callable[..., Any], tensors: list[jax.Array], Tout: _Kind | Se
 
     # In a program, a call of constants may still return another value each time, or have a side effect.
     if inside_function() or any(isinstance(payload_of(one), Tracer) for one in tensors):
-        outs = _from_program(run, tensors, specs, name)
+        outs = _from_program(run, tensors, specs, given, has_gradient)
     else:
         outs = run(*tensors)
     if isinstance(Tout, (list, tuple)):
@@ -167,15 +177,20 @@ def _refuse(result: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
 
 
 def _from_program(
-    run: Callable[..., list[Any]], tensors: list[jax.Array], specs: list[TensorSpec], name: str
+    run: Callable[..., list[Any]],
+    tensors: list[jax.Array],
+    specs: list[TensorSpec],
+    given: Callable[..., Any],
+    has_gradient: bool,
 ) -> list[Any]:
+    name = _name_of(given)
     if all(one.shape.is_fully_defined() for one in specs):
         shapes = [jax.ShapeDtypeStruct(tuple(one.shape), array_dtype(one.dtype)) for one in specs]
     else:
-        shapes = _shapes_of_a_call(run, tensors, name)
+        shapes = _shapes_of_a_call(run, tensors, given, name)
 
-    def host(*arrays: Array | HostArray) -> list[Any]:
-        results = [np.asarray(one) for one in run(*arrays)]
+    def checked(*arrays: Array | HostArray) -> list[Any]:
+        results = run(*arrays)
         if [one.shape for one in results] != [one.shape for one in shapes]:
             raise InvalidArgumentError.of(
                 _CALLED,
@@ -187,33 +202,47 @@ def _from_program(
         return results
 
     if not shapes:  # JAX omits an `io_callback` whose results are not used in a loop through which a gradient is taken
-        call: Callable[..., Any] = host
+        call: Callable[..., Any] = checked
         jax.debug.callback(call, *tensors)
         return []
-    return list(io_callback(host, shapes, *tensors))
+    if has_gradient:
+        operands = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in tensors]
+        return differentiable_call(checked, operands, shapes, name)(*tensors)
+
+    def host(*arrays: Array | HostArray) -> list[Any]:
+        return [np.asarray(one) for one in checked(*arrays)]
+
+    return list(io_callback(host, shapes, *map(jax.lax.stop_gradient, tensors)))
 
 
-def _shapes_of_a_call(run: Callable[..., list[Any]], tensors: list[jax.Array], name: str) -> list[jax.ShapeDtypeStruct]:
+def _shapes_of_a_call(
+    run: Callable[..., list[Any]], tensors: list[jax.Array], given: Callable[..., Any], name: str
+) -> list[jax.ShapeDtypeStruct]:
     """Calls the Python function while tracing, to learn the shapes of its results, and logs that, once per function.
 
-    Zeros replace arguments that are known only at run time.
+    Zeros replace arguments that are known only at run time. Afterwards, the containers and random generators that the
+    function can reach are as they were before.
     """
     how = f"{name} is called once more while tracing, because Tout does not state the shapes"
     if name not in _warned:
         _warned.add(name)
         _log.warning(
-            "%s: %s, with zeros for arguments that are not known yet. A function with side effects (an environment, a "
-            "counter) takes part in that call; %s",
+            "%s: %s, with zeros for arguments that are not known yet. The side effects of that call, as on an "
+            "environment, remain, except for those on lists, dicts and random generators; %s",
             _CALLED,
             how,
             _REMEDY,
         )
+    state = PythonState(given, (), name)
     try:
         with eager():
             return [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in run(*map(_known_or_zeros, tensors))]
     except Exception as error:
         error.add_note(f"{how}, with zeros for arguments that are not known yet; {_REMEDY}")
         raise
+    finally:
+        if state.can_rewind:
+            state.rewind()
 
 
 def _known_or_zeros(tensor: jax.Array) -> Any:
