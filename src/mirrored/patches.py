@@ -30,6 +30,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     "keras": frozenset(
         {
             "ArrayDataAdapter._get_iterator",
+            "ArrayImpl._keras_mask",
             "BackupAndRestore._load_model",
             "BackupAndRestore._save_model",
             "BackupAndRestore.on_epoch_begin",
@@ -93,6 +94,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "StatelessScope.get_current_value",
             "TensorBoard._write_keras_model_summary",
             "TensorBoard.summary",
+            "Tracer._keras_mask",
             "Tracker.track",
             "Trainer.compile",
             "Variable.__init__",

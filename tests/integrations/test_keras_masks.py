@@ -87,3 +87,35 @@ def test_metrics_of_a_custom_loop_omit_what_is_masked() -> None:
 
     step(IDS, LABELS)
     assert float(accuracy.result()) == pytest.approx(ACCURACY)
+
+
+@pytest.mark.parametrize("replicas", [None, 1, 2])
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_model_removes_the_mask_of_its_prediction(eagerly: bool, replicas: int | None) -> None:
+    """As TensorFlow's tutorial on the Transformer does, so that its own metric can return one number."""
+
+    class Predicting(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.Dense(3)
+
+        def call(self, ids: Any) -> Any:
+            logits = self.head(self.embedding(ids))
+            assert logits._keras_mask is not None
+            del logits._keras_mask
+            assert not hasattr(logits, "_keras_mask")
+            with pytest.raises(AttributeError, match="_keras_mask"):
+                del logits._keras_mask
+            return logits
+
+    def share(labels: Any, logits: Any) -> Any:
+        return keras.ops.mean(keras.ops.cast(keras.ops.equal(labels, 0), "float32"))
+
+    with scope(replicas):
+        model = Predicting()
+        model.compile(
+            "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[share], run_eagerly=eagerly
+        )
+    history = model.fit(IDS, LABELS, batch_size=4, verbose=0).history
+    assert history["share"] == pytest.approx([np.mean(LABELS == 0)])
+    assert model.evaluate(IDS, LABELS, batch_size=4, verbose=0)[1] == pytest.approx(np.mean(LABELS == 0))

@@ -12,6 +12,7 @@ from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -372,3 +373,9 @@ def test_each_call_of_an_elastic_training_function_names_layers_alike() -> None:
         private._names_before.clear()
     assert [first.name, *(one.name for one in first.layers)] == [second.name, *(one.name for one in second.layers)]
     assert first.layers[0].name != "dense"
+
+
+def test_masks_of_arrays_are_found_by_id() -> None:
+    array, mask = jnp.ones(2), jnp.ones(2, bool)
+    private.backend.set_keras_mask(array, mask)
+    assert private.masks_of_arrays()[id(array)] is mask, "the attribute _keras_mask of an array does not find its mask"

@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextvars
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
 
 from mirrored._blocks import setting
+from mirrored._jax.boxes import Array
+from mirrored._jax.traces import Tracer
 from mirrored._typing import PyTree
-from mirrored.integrations.keras.private import backend
+from mirrored.integrations.keras.private import backend, masks_of_arrays
 from mirrored.patches import replace
 
 if TYPE_CHECKING:
     from keras import Model
 
+_MASK: Final = "_keras_mask"  # the attribute of a tensor where Keras stores its mask
 _in_train_step: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_train_step", default=False)
 
 
@@ -35,11 +38,26 @@ class _Masked(NamedTuple):
 def connect_masks(model_class: type[Model]) -> None:
     """Patches `keras.Model` so that the metrics of `fit` ignore masked entries of predictions.
 
-    This applies to Keras' own training step. A step of the user's own gets predictions as Keras returns them.
+    This applies to Keras' own training step. A step of the user's own gets predictions as Keras returns them. Programs
+    that remove a mask by ``del tensor._keras_mask``, as TensorFlow's tutorials do, can do so on JAX, too.
     """
+    for kind in (Array, Tracer):
+        replace("keras", kind, _MASK, property(_mask, fdel=_delete_mask))
     replace("keras", model_class, "train_step", _noting(model_class.train_step))
     replace("keras", model_class, "compute_loss_and_updates", _attaching(model_class.compute_loss_and_updates))
     replace("keras", model_class, "_update_metrics_variables", _restoring(model_class._update_metrics_variables))
+
+
+def _mask(tensor: jax.Array) -> Any:
+    mask = masks_of_arrays().get(id(tensor))
+    if mask is None:
+        raise AttributeError(_MASK)
+    return mask
+
+
+def _delete_mask(tensor: jax.Array) -> None:
+    if masks_of_arrays().pop(id(tensor), None) is None:
+        raise AttributeError(_MASK)
 
 
 def _noting(step: Callable[..., Any]) -> Callable[..., Any]:

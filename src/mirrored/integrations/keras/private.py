@@ -79,6 +79,15 @@ in_symbolic_scope: Callable[[], bool] = keras.src.backend.common.symbolic_scope.
 _global_state: Any = keras.src.backend.common.global_state
 
 
+def masks_of_arrays() -> dict[int, Any]:
+    """Returns the masks that Keras keeps for JAX's arrays, by id, as these accept no attributes.
+
+    A finalizer of the array removes its mask.
+    """
+    masks: dict[int, Any] | None = _global_state.get_global_attribute("_keras_mask_dict")
+    return {} if masks is None else masks
+
+
 def call_outside_of_stateless_scopes(function: Callable[[], None]) -> None:
     """Calls a function such that Keras assigns the variables themselves, not their values in a stateless scope."""
     scope = _global_state.get_global_attribute("stateless_scope")
