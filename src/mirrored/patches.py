@@ -30,7 +30,6 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     "keras": frozenset(
         {
             "ArrayDataAdapter._get_iterator",
-            "ArrayImpl._keras_mask",
             "BackupAndRestore._load_model",
             "BackupAndRestore._save_model",
             "BackupAndRestore.on_epoch_begin",

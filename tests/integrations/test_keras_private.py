@@ -12,7 +12,7 @@ from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -375,7 +375,11 @@ def test_each_call_of_an_elastic_training_function_names_layers_alike() -> None:
     assert first.layers[0].name != "dense"
 
 
-def test_masks_of_arrays_are_found_by_id() -> None:
-    array, mask = jnp.ones(2), jnp.ones(2, bool)
-    private.backend.set_keras_mask(array, mask)
-    assert private.masks_of_arrays()[id(array)] is mask, "the attribute _keras_mask of an array does not find its mask"
+def test_masks_of_tracers_are_found_by_id() -> None:
+    def traced(array: jax.Array) -> jax.Array:
+        mask = array > 0
+        private.backend.set_keras_mask(array, mask)
+        assert private.masks_of_tracers()[id(array)] is mask, "del tensor._keras_mask does not find the mask"
+        return array
+
+    jax.jit(traced)(np.ones(2))

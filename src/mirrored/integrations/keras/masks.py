@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import jax
 
 from mirrored._blocks import setting
-from mirrored._jax.boxes import Array
 from mirrored._jax.traces import Tracer
 from mirrored._typing import PyTree
-from mirrored.integrations.keras.private import backend, masks_of_arrays
+from mirrored.integrations.keras.private import backend, masks_of_tracers
 from mirrored.patches import replace
 
 if TYPE_CHECKING:
@@ -39,24 +38,23 @@ def connect_masks(model_class: type[Model]) -> None:
     """Patches `keras.Model` so that the metrics of `fit` ignore masked entries of predictions.
 
     This applies to Keras' own training step. A step of the user's own gets predictions as Keras returns them. Programs
-    that remove a mask by ``del tensor._keras_mask``, as TensorFlow's tutorials do, can do so on JAX, too.
+    that remove a mask by ``del tensor._keras_mask``, as TensorFlow's tutorials do, can do so while JAX traces, too.
     """
-    for kind in (Array, Tracer):
-        replace("keras", kind, _MASK, property(_mask, fdel=_delete_mask))
+    replace("keras", Tracer, _MASK, property(_mask, fdel=_delete_mask))
     replace("keras", model_class, "train_step", _noting(model_class.train_step))
     replace("keras", model_class, "compute_loss_and_updates", _attaching(model_class.compute_loss_and_updates))
     replace("keras", model_class, "_update_metrics_variables", _restoring(model_class._update_metrics_variables))
 
 
-def _mask(tensor: jax.Array) -> Any:
-    mask = masks_of_arrays().get(id(tensor))
+def _mask(tensor: Tracer) -> Any:
+    mask = masks_of_tracers().get(id(tensor))
     if mask is None:
         raise AttributeError(_MASK)
     return mask
 
 
-def _delete_mask(tensor: jax.Array) -> None:
-    if masks_of_arrays().pop(id(tensor), None) is None:
+def _delete_mask(tensor: Tracer) -> None:
+    if masks_of_tracers().pop(id(tensor), None) is None:
         raise AttributeError(_MASK)
 
 

@@ -79,10 +79,10 @@ in_symbolic_scope: Callable[[], bool] = keras.src.backend.common.symbolic_scope.
 _global_state: Any = keras.src.backend.common.global_state
 
 
-def masks_of_arrays() -> dict[int, Any]:
-    """Returns the masks that Keras keeps for JAX's arrays, by id, as these accept no attributes.
+def masks_of_tracers() -> dict[int, Any]:
+    """Returns the masks that Keras keeps for JAX's tracers, by id, as these accept no attributes.
 
-    A finalizer of the array removes its mask.
+    A finalizer of the tracer removes its mask.
     """
     masks: dict[int, Any] | None = _global_state.get_global_attribute("_keras_mask_dict")
     return {} if masks is None else masks
