@@ -38,6 +38,7 @@ _KEEPS_VALUE: Final = frozenset(
     | {"reduce_precision", ROUND, "slice", "split", "transpose", "unstack"}
 )
 _SUMS: Final = frozenset({"dot_general", "reduce_sum"})
+_PRODUCTS: Final = frozenset({"div", "dot_general", "mul"})
 # What a program does to a sum of weights before it divides by it. A square root makes a norm or a deviation of it.
 _KEEPS_SUM: Final = _KEEPS_VALUE | {"abs", "add", "clamp", "div", "max", "min", "mul", "neg", "select_n"}
 _SEPARATE: Final = frozenset({"optimization_barrier", "pvary"})  # each result is the operand at its position
@@ -209,7 +210,8 @@ class LossScaling:
         if constant is not None:
             divisor = self._divisor(name, operands)
             return _Value(constant, divisor, self._broadcast_of(name, operands, divisor, shape), data=True)
-        means = frozenset(chain.from_iterable(operand.means for operand in operands))
+        outer = name in _PRODUCTS and any(map(self._is_outer_derivative, operands))
+        means = frozenset[Mean]() if outer else frozenset(chain.from_iterable(one.means for one in operands))
         replicas = rescaled = divided = 0
         for operand in operands:
             replicas |= operand.replicas
@@ -217,7 +219,9 @@ class LossScaling:
         parts = frozenset(chain.from_iterable(operand.parts for operand in operands))
         if replicas:
             formed = self._means_used(eqn, operands, calls)
-            means, parts = means | formed[0], parts | formed[1]
+            # The second derivative of an inner loss multiplies its initial cotangent by the derivative of the outer one.
+            in_outer = name in _PRODUCTS and any(one.parts and not one.means for one in operands)
+            means, parts = means if in_outer else means | formed[0], parts | formed[1]
         divides = self._divides(name, operands)
         if divides:
             bit = self._divisions.add(tuple(shape), divided, replicas > 0)
@@ -236,6 +240,16 @@ class LossScaling:
             rescaled=rescaled,
             divided=divided,
         )
+
+    def _is_outer_derivative(self, operand: _Value) -> bool:
+        """Returns whether an operand is the derivative of a loss, without a mean over the per-replica batch.
+
+        If it is multiplied by a value that contains the derivative of such a mean, the program differentiates a
+        gradient, as meta-learning does: the mean is that of the inner loss, whose gradient is not summed over replicas.
+        """
+        if operand.parts:
+            return not operand.means
+        return operand.broadcast is not None and self._may_be_batch(operand.broadcast[1])
 
     def _is_sum(self, eqn: JaxprEqn, operands: Sequence[_Value]) -> bool:
         """Returns whether an operation's result is a sum over the examples, or is computed from such sums alone."""

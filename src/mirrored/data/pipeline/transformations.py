@@ -22,7 +22,7 @@ from mirrored._jax.trees import tree_flatten
 from mirrored._typing import PyTree
 from mirrored.data import specs
 from mirrored.data.calling import transformed
-from mirrored.data.cursors import Cursor, IterableCursor, SequenceCursor
+from mirrored.data.cursors import Cursor, SequenceCursor
 from mirrored.data.elements import Element, joined, pad_and_stack, stack
 from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -173,12 +173,10 @@ class Sliced(OneParent, CursorTransformation):
 
     def in_sequence(self, run: Run) -> Any:
         # Before `ignore_errors` an element that raises an exception counts, as it does in an indexed pipeline.
-        by_grain = self.stop and not run.ignores_errors
+        by_grain = self.stop and not run.ignores_errors  # Grain has no limit of 0
         return engine().limit(self.parent.stream(run), self.stop) if by_grain else super().in_sequence(run)
 
     def open_cursor(self, run: Run) -> Cursor:
-        if self.stop == 0:  # Grain has no such limit
-            return IterableCursor(tuple, lambda value, _: value)
         if self.stop is not None:
             return LimitCursor(self.parent.cursor(run), self.stop)
         left_out = left_out_in(run) if run.ignores_errors else None
