@@ -223,3 +223,35 @@ def test_a_thread_that_waits_for_a_batch_learns_that_another_one_closes_the_iter
     assert not thread.is_alive()
     assert isinstance(outcome[0], InputError)
     assert "another thread closed it while this thread waited" in str(outcome[0])
+
+
+@pytest.mark.parametrize("read", [1, 3])
+@pytest.mark.parametrize(
+    "make", [lambda: Dataset.range(N), *list(PIPELINES.values())[1:]], ids=["range", *list(PIPELINES)[1:]]
+)
+def test_a_position_taken_while_another_thread_reads_the_first_batches(
+    make: Callable[[], Dataset], read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`get_state` put the iterator back to its start, so that `next` returned None; or the position was further on."""
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = strategy.experimental_distribute_dataset(make().batch(40))
+    iterator, found = iter(dataset), []
+    reader = iterator._reader
+    get_state, main = reader.get_state, threading.current_thread()
+
+    def reading_meanwhile() -> Any:
+        if found or threading.current_thread() is not main:
+            return get_state()
+        other = threading.Thread(target=lambda: found.extend(next(iterator) for _ in range(read)))
+        other.start()
+        other.join(SECONDS)
+        return get_state()
+
+    monkeypatch.setattr(reader, "get_state", reading_meanwhile)
+    position = iterator.get_state()
+    found += iterator
+    batches = [strategy.gather(batch, axis=0).tolist() for batch in found]
+    assert sorted(sum(batches, [])) == list(range(N))
+    continued = iter(dataset)
+    continued.set_state(position)
+    assert [strategy.gather(batch, axis=0).tolist() for batch in continued] == batches[read:]

@@ -219,7 +219,7 @@ class LossScaling:
         parts = frozenset(chain.from_iterable(operand.parts for operand in operands))
         if replicas:
             formed = self._means_used(eqn, operands, calls)
-            # The second derivative of an inner loss multiplies its initial cotangent by the derivative of the outer one.
+            # A second derivative multiplies the initial cotangent of the inner loss by the derivative of the outer one.
             in_outer = name in _PRODUCTS and any(one.parts and not one.means for one in operands)
             means, parts = means if in_outer else means | formed[0], parts | formed[1]
         divides = self._divides(name, operands)

@@ -200,10 +200,21 @@ class DistributedIterator(IteratedAsPython):
         The position of a loader with `state_dict` and `load_state_dict` is the loader's state, and fits only its batch
         size.
         """
-        _, position, examples = self._handed
-        if position is None:  # nothing was handed out yet, so nothing was read ahead either
-            position = self._reader.get_state()
-            self._handed = (None, position, examples)
+        while True:
+            handed = self._handed
+            _, position, examples = handed
+            if position is not None:
+                break
+            # Nothing was handed out yet, so nothing was read ahead either, unless another thread has begun to: it has
+            # stored the position before. No lock: the other thread holds that of `next` while it waits for a batch.
+            try:
+                position = self._reader.get_state()
+            except Exception:
+                if self._handed is handed:
+                    raise
+                continue
+            if self._handed is handed:
+                break
         return {"version": _VERSION, "examples": examples, "reader": self._reader.as_of_now(position)}
 
     def set_state(self, state: dict[str, Any]) -> None:
