@@ -46,9 +46,11 @@ from mirrored._jax.manual_results import connect_manual_results
 from mirrored._jax.private import config as _config
 from mirrored._jax.private import lib_utils as _logging
 from mirrored._jax.products import connect_products
+from mirrored._jax.random_bits import connect_random_bits
 
 connect_division()
 connect_products()
+connect_random_bits()
 connect_fused_attention()
 connect_manual_results()
 
