@@ -41,7 +41,20 @@ def replicas() -> int:
     return mr.get_strategy().num_replicas_in_sync
 
 
+def adapted(w: Any, inner: Any, steps: int = 1) -> Any:
+    """The weights after steps on a loss of the replica's own examples, as in meta-learning (MAML)."""
+    for _ in range(steps):
+        w = w - 0.1 * jax.grad(inner)(w)
+    return w
+
+
 WRONG = {
+    "mean after a step on a mean": lambda w, x, y: jnp.mean(
+        entropies(adapted(w, lambda w: jnp.mean(entropies(w, x, y))), x, y)
+    ),
+    "mean after a step on an average_loss": lambda w, x, y: jnp.mean(
+        entropies(adapted(w, lambda w: mr.losses.average_loss(entropies(w, x, y))), x, y)
+    ),
     "jnp.mean of everything": lambda w, x, y: jnp.mean(squares(w, x, y)),
     "mean over axis 0": lambda w, x, y: jnp.sum(jnp.mean(squares(w, x, y), axis=0)),
     "mean over features, then over the batch": lambda w, x, y: jnp.mean(jnp.mean(squares(w, x, y), axis=1)),
@@ -64,6 +77,12 @@ WRONG = {
     ),
 }
 RIGHT = {
+    "average_loss after a step on a mean": lambda w, x, y: mr.losses.average_loss(
+        entropies(adapted(w, lambda w: jnp.mean(entropies(w, x, y))), x, y)
+    ),
+    "average_loss after two steps on means": lambda w, x, y: mr.losses.average_loss(
+        squares(adapted(w, lambda w: jnp.mean(squares(w, x, y)), steps=2), x, y).mean(axis=1)
+    ),
     "average_loss times a captured array": lambda w, x, y: SCALE * mr.losses.average_loss(entropies(w, x, y)),
     "average_loss": lambda w, x, y: mr.losses.average_loss(entropies(w, x, y)),
     "average_loss of means over features": lambda w, x, y: mr.losses.average_loss(squares(w, x, y).mean(axis=1)),

@@ -85,3 +85,32 @@ def test_a_selection_of_an_outer_value_in_a_run_has_the_eager_gradient(layout, m
     expected = values.sum() * np.where(values > 1.5, values, 1).sum()
     assert float(gradient(x)) == expected
     assert float(mr.function(gradient)(x)) == expected
+
+
+@pytest.mark.parametrize("is_taped", [False, True])
+@pytest.mark.parametrize("made_by", ["variable", "reduce", "gather"])
+def test_an_eager_run_explains_a_closed_over_value_of_all_devices(made_by, is_taped):
+    """JAX raised its error about incompatible devices; compiled, and as an argument, the value is accepted."""
+    strategy = strategy_of((2, 2))
+    with strategy.scope():
+        w, scale = mr.Variable([1.0, 2.0]), mr.Variable([3.0, 4.0])
+    parts = strategy.run(lambda: scale.read_value())
+    value = {
+        "variable": scale.read_value,
+        "reduce": lambda: strategy.reduce("MEAN", parts, axis=None),
+        "gather": lambda: strategy.gather(parts, axis=0)[:2],
+    }[made_by]()
+
+    def replica(value):
+        with mr.GradientTape() as tape:
+            y = value * w
+        return tape.gradient(y, w) * w if is_taped else y
+
+    def results(function):
+        return [one.tolist() for one in strategy.experimental_local_results(function())]
+
+    with pytest.raises(mr.errors.DeviceError, match=r"combines arrays on different devices[\s\S]*args=\(value,\)"):
+        strategy.run(lambda: replica(value))
+    expected = [[3.0, 8.0]] * 2
+    assert results(lambda: strategy.run(replica, args=(value,))) == expected
+    assert results(mr.function(lambda: strategy.run(lambda: replica(value)))) == expected

@@ -423,3 +423,34 @@ def test_all_reduce_of_structures_that_differ(two):
 
     with pytest.raises(StructureError, match=r"\(\[\*, \*\]\), and replica 1 with the structure PyTreeDef\(\[\*, \*, "):
         two.run(replica_step)
+
+
+def test_a_gradient_through_a_collective_that_another_tape_of_an_eager_run_records(two):
+    """It was said to be in a jitted function; under a tape around the run the remedy ended in a bare AssertionError."""
+    with two.scope():
+        w = mr.Variable(2.0)
+
+    def gradient():
+        y = jax.grad(lambda z: context().all_reduce("SUM", z) ** 2)(3.0 * w)
+        return y**2
+
+    def inside():
+        with mr.GradientTape() as tape:
+            loss = gradient()
+        return tape.gradient(loss, w)
+
+    def around():
+        with mr.GradientTape() as tape:
+            loss = two.reduce("SUM", two.run(gradient), axis=None)
+        return tape.gradient(loss, w)
+
+    expected = parts(two, mr.function(lambda: two.run(inside))())
+    with pytest.raises(MergeError, match="in a gradient .* that another tape records"):
+        two.run(inside)
+    with pytest.raises(MergeError, match="in a gradient .* that another tape records"):
+        around()
+    with jax.disable_jit():
+        assert parts(two, two.run(inside)) == expected
+        with pytest.raises(MergeError, match="open the tape inside the function given to run"):
+            around()
+    assert float(mr.function(around)()) == sum(expected)

@@ -109,13 +109,12 @@ def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 def _out_of_reach(called: str) -> Any:
     raise MergeError(
         called,
-        found="it was called in a jitted function, loop or branch, in an eager run, and needs the values of all "
-        "replicas",
-        rule="a jitted function, scan, cond or while_loop of an eager run is a program of one replica, which cannot "
-        "wait for other replicas",
+        found="it was called in an eager run, in a jitted function, loop or branch, or in a gradient (jax.grad, a "
+        "tape) that another tape records, and needs the values of all replicas",
+        rule="such a function of an eager run is a program of one replica, which cannot wait for other replicas",
         remedy="compile the step (mirrored.function), where such programs are fused, on per-replica batches of equal "
-        "shapes (last_batch='pad' or 'drop'): a step on others runs eagerly; or run the step under jax.disable_jit(), "
-        "or call it outside the jitted function, loop or branch",
+        "shapes (last_batch='pad' or 'drop'): a step on others runs eagerly; or open all tapes inside the function "
+        "given to run, and run the step under jax.disable_jit()",
     )
 
 

@@ -1,8 +1,8 @@
-"""Lowers the generator of `rbg` random keys so that XLA fuses it alike on a device with one and with several replicas.
+"""Lowers the generator of `rbg` random keys so that XLA fuses it alike with one and with several replicas per device.
 
-XLA expands `rng_bit_generator` to a computation and a call of it. The call is inlined only if it is the only one of this
-computation. A device with one replica has one call, and XLA then fuses the generator with what reads the bits, such as
-the logarithm of `jax.random.exponential`. LLVM does not vectorize so large a kernel, and scalar and vectorized
+XLA expands `rng_bit_generator` to a computation and a call of it. The call is inlined only if it is the only one of
+this computation. A device with one replica has one call, and XLA then fuses the generator with what reads the bits,
+such as the logarithm of `jax.random.exponential`. LLVM does not vectorize so large a kernel, and scalar and vectorized
 logarithms differ in the last bit. In a program with bit-identical results (`BitIdenticalJit`), the bits are therefore
 behind an optimization barrier, which XLA removes after fusion.
 

@@ -38,7 +38,7 @@ _KEEPS_VALUE: Final = frozenset(
     | {"reduce_precision", ROUND, "slice", "split", "transpose", "unstack"}
 )
 _SUMS: Final = frozenset({"dot_general", "reduce_sum"})
-_PRODUCTS: Final = frozenset({"div", "dot_general", "mul"})
+_ADDS: Final = frozenset({"add", "add_any", "concatenate", "pad", "sub"})
 # What a program does to a sum of weights before it divides by it. A square root makes a norm or a deviation of it.
 _KEEPS_SUM: Final = _KEEPS_VALUE | {"abs", "add", "clamp", "div", "max", "min", "mul", "neg", "select_n"}
 _SEPARATE: Final = frozenset({"optimization_barrier", "pvary"})  # each result is the operand at its position
@@ -86,6 +86,8 @@ class _Value:
         means: The means over the batch whose derivatives the value contains.
         parts: The same, of parts of the mean over the batches of all replicas.
         rescaled: The divisions by the number of replicas of values that contained such a derivative; a bit for each.
+        born: When the derivative that the value contains was begun: its place among the initial cotangents of the
+            function. 0 if it contains none.
         divided: All divisions by the number of replicas of values on which this value depends; a bit for each.
     """
 
@@ -99,6 +101,7 @@ class _Value:
     weights: bool = False
     means: frozenset[Mean] = frozenset()
     parts: frozenset[Mean] = frozenset()
+    born: int = 0
     rescaled: int = 0
     divided: int = 0
 
@@ -136,6 +139,7 @@ class LossScaling:
         inputs = {var: owner for var, owner in zip(variables, owners, strict=True) if owner is not None}
         self._replicas = num_replicas
         self._axis = axis
+        self._cotangents = 0
         self._sizes: set[int] = {_shape(var)[0] for var in inputs if _shape(var)} - {0, 1}
         self._divisions = Divisions(self._may_be_batch)
         self._known: dict[Any, _Value] = {var: _Value(replicas=1 << owner, data=True) for var, owner in inputs.items()}
@@ -209,19 +213,20 @@ class LossScaling:
         constant = _computed(name, operands)
         if constant is not None:
             divisor = self._divisor(name, operands)
-            return _Value(constant, divisor, self._broadcast_of(name, operands, divisor, shape), data=True)
-        outer = name in _PRODUCTS and any(map(self._is_outer_derivative, operands))
-        means = frozenset[Mean]() if outer else frozenset(chain.from_iterable(one.means for one in operands))
+            broadcast = self._broadcast_of(name, operands, divisor, shape)
+            self._cotangents += broadcast is not None
+            born = _latest(operands) or (0 if broadcast is None else self._cotangents)
+            return _Value(constant, divisor, broadcast, data=True, born=born)
+        outer = operands if name in _ADDS else _outermost(operands)
+        means = frozenset(chain.from_iterable(operand.means for operand in outer))
         replicas = rescaled = divided = 0
         for operand in operands:
             replicas |= operand.replicas
             rescaled, divided = rescaled | operand.rescaled, divided | operand.divided
-        parts = frozenset(chain.from_iterable(operand.parts for operand in operands))
+        parts, born = frozenset(chain.from_iterable(operand.parts for operand in outer)), _latest(outer)
         if replicas:
-            formed = self._means_used(eqn, operands, calls)
-            # A second derivative multiplies the initial cotangent of the inner loss by the derivative of the outer one.
-            in_outer = name in _PRODUCTS and any(one.parts and not one.means for one in operands)
-            means, parts = means if in_outer else means | formed[0], parts | formed[1]
+            formed = self._means_used(eqn, operands, outer, calls)
+            means, parts = means | formed[0], parts | formed[1]
         divides = self._divides(name, operands)
         if divides:
             bit = self._divisions.add(tuple(shape), divided, replicas > 0)
@@ -237,19 +242,10 @@ class LossScaling:
             weights=data and _is_divided_by_sum(name, operands, lambda first: first.depends or first.weights),
             means=means,
             parts=parts,
+            born=born,
             rescaled=rescaled,
             divided=divided,
         )
-
-    def _is_outer_derivative(self, operand: _Value) -> bool:
-        """Returns whether an operand is the derivative of a loss, without a mean over the per-replica batch.
-
-        If it is multiplied by a value that contains the derivative of such a mean, the program differentiates a
-        gradient, as meta-learning does: the mean is that of the inner loss, whose gradient is not summed over replicas.
-        """
-        if operand.parts:
-            return not operand.means
-        return operand.broadcast is not None and self._may_be_batch(operand.broadcast[1])
 
     def _is_sum(self, eqn: JaxprEqn, operands: Sequence[_Value]) -> bool:
         """Returns whether an operation's result is a sum over the examples, or is computed from such sums alone."""
@@ -322,15 +318,15 @@ class LossScaling:
         return any(shape[0] % size == 0 for size in self._sizes)
 
     def _means_used(
-        self, eqn: JaxprEqn, operands: Sequence[_Value], calls: Sequence[JaxprEqn]
+        self, eqn: JaxprEqn, operands: Sequence[_Value], outer: Sequence[_Value], calls: Sequence[JaxprEqn]
     ) -> tuple[frozenset[Mean], frozenset[Mean]]:
         """Returns the per-replica means and the global means whose derivatives an equation uses, as two sets.
 
         Per-replica means are over one replica's batch, global means over the batches of all replicas together. The
         source line of a mean is that of the equation, or else that of the innermost call around it that has one.
         """
-        means = {(size, False) for operand in operands for size in self._averaged_sizes(operand, 1, self._replicas)}
-        parts = {(size, False) for operand in operands for size in self._averaged_sizes(operand, self._replicas, 1)}
+        means = {(size, False) for operand in outer for size in self._averaged_sizes(operand, 1, self._replicas)}
+        parts = {(size, False) for operand in outer for size in self._averaged_sizes(operand, self._replicas, 1)}
         if self._replicas > 1 and self._differentiates_weighted_mean(eqn, operands):
             means.add((_shape(eqn.outvars[0])[0], True))
         if not means and not parts:
@@ -387,6 +383,19 @@ class LossScaling:
         if factor is None or not factor:
             return False
         return _among(abs(factor) if name == "div" else 1 / abs(factor), {float(self._replicas)})
+
+
+def _latest(operands: Sequence[_Value]) -> int:
+    return max((operand.born for operand in operands), default=0)
+
+
+def _outermost(operands: Sequence[_Value]) -> Sequence[_Value]:
+    """Returns the operands that contain the derivative which was begun last.
+
+    A derivative is multiplied by a value that contains another one if the program differentiates a gradient, as in
+    meta-learning. The derivative of the outer loss is begun after that of the inner loss, whose scale does not matter.
+    """
+    return [operand for operand in operands if operand.born == _latest(operands)]
 
 
 def _is_divided_by_sum(name: str, operands: Sequence[_Value], is_dividend: Callable[[_Value], bool]) -> bool:

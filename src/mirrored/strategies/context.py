@@ -164,7 +164,8 @@ class ReplicaContext:
             options: Accepted for compatibility with TensorFlow and ignored.
 
         Returns:
-            The same structure. Its gradient is the `all_reduce` of the upstream gradient by the same operation.
+            The same structure. The gradient of a sum or mean is the `all_reduce` of the upstream gradient by the same
+            operation; that of another reduction is the derivative of the reduction, for the sum of upstream gradients.
 
         Raises:
             ArgumentError: `reduce_op` is not a valid reduction, or booleans or typed PRNG keys are to be summed or

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,19 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirrored._blocks import contextmanager
 from mirrored._jax.local_collectives import register_eager_implementations, replica_gather, replica_sum
 from mirrored._jax.trees import Structure
 from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.summation import floating, narrow, widen
-from mirrored.errors import DeviceError, MergeError, MirroredError, TapeError
+from mirrored.errors import MergeError, TapeError
 from mirrored.runtime.ambient import ReadListener, ambient, within
 from mirrored.runtime.entry_point import EagerlyWithin
 from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
 from mirrored.runtime.merge import Given, Merge, is_outside, run_merge
 from mirrored.runtime.rollback import with_rollback
 from mirrored.runtime.variable_store import VariableStore
+from mirrored.strategies.device_errors import devices_of_merge
 from mirrored.tape import GradientTape
 from mirrored.values import structures
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
@@ -74,7 +74,14 @@ def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int, c
 
 def _merge(name: str, run: Callable[[Sequence[Any]], Sequence[Any]], arrays: list[Any]) -> list[Any]:
     runner = ambient().runner
-    assert runner is not None
+    if runner is None:
+        raise MergeError(
+            name,
+            found="a tape around an eager run differentiates, after the run, a gradient, loop or branch in which a "
+            "replica called it",
+            rule="the replicas of an eager run exchange values only during the run",
+            remedy="compile the step (mirrored.function), or open the tape inside the function given to run",
+        )
     return list(runner.run_merge(Merge(name, run), arrays))
 
 
@@ -177,7 +184,7 @@ def call_merged(
             merged_args, merged_kwargs = _merged_arguments(
                 runner, payloads, functools.partial(group, runner), is_taped=is_taped
             )
-            with _explaining_devices(name):
+            with devices_of_merge(name):
                 result = merge_fn(context.strategy, *merged_args, **merged_kwargs)
             leaves, treedef = structures.flatten(result)
             if probe is not None:
@@ -192,28 +199,6 @@ def call_merged(
     merge = Merge(name, run, given=given, enclosed=enclosed_by(name, key, runner.outer_listeners))
     *arrays, rest = run_merge(merge, _payload(*structures.flatten((args, kwargs))))
     return rest.restored(arrays)
-
-
-@contextmanager
-def _explaining_devices(called: str) -> Iterator[None]:
-    """Context manager that converts JAX's error about arrays on different devices to ours.
-
-    Without a tape, reduced values are on all devices of an eager run; with one, on the first replica's device. A
-    compiled program has no such error.
-    """
-    try:
-        yield
-    except ValueError as error:
-        if isinstance(error, MirroredError) or "incompatible devices" not in str(error):
-            raise
-        raise DeviceError(
-            called,
-            found=f"the function combines arrays on different devices: {str(error).splitlines()[0]}",
-            rule="in an eager run, reduced values are on all devices of the strategy, or under a tape on "
-            "the device of the first replica; components of per-replica values are on those of their replicas",
-            remedy="convert an array from outside of the run to a NumPy array: np.asarray(x); reduce or gather "
-            "per-replica values (strategy.reduce, strategy.gather); or compile the step with mirrored.function",
-        ) from error
 
 
 def _merged_arguments(
