@@ -492,3 +492,14 @@ def test_a_tensor_that_a_called_method_keeps_in_a_traced_body_is_refused_where_i
         with pytest.raises(ContextError, match=r"total: [\s\S]*rule: [\s\S]*remedy: return the value"):
             with tf.GradientTape() if under_tape else contextlib.nullcontext():
                 total(tf.constant(5))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [len, lambda r: r[1], lambda r: r + 1, lambda r: 2 * r, lambda r: r < 2, lambda r: -r, lambda r: tf.reduce_sum(r)],
+    ids=["len", "item", "add", "rmul", "less", "neg", "function"],
+)
+def test_a_range_with_a_traced_bound_that_is_used_as_a_tensor_is_refused(use):
+    """Operators raised Python's TypeError about the type TracedRange."""
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"tf.range: a bound is a traced value[\s\S]*remedy"):
+        tf.function(lambda n: use(tf.range(n)))(tf.constant(3))

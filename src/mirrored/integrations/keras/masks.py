@@ -46,14 +46,14 @@ def connect_masks(model_class: type[Model]) -> None:
     replace("keras", model_class, "_update_metrics_variables", _restoring(model_class._update_metrics_variables))
 
 
-def _mask(tensor: Tracer) -> Any:
+def _mask(tensor: Tracer[Any]) -> Any:
     mask = masks_of_tracers().get(id(tensor))
     if mask is None:
         raise AttributeError(_MASK)
     return mask
 
 
-def _delete_mask(tensor: Tracer) -> None:
+def _delete_mask(tensor: Tracer[Any]) -> None:
     if masks_of_tracers().pop(id(tensor), None) is None:
         raise AttributeError(_MASK)
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirrored._jax.sequences import OPERATORS
 from mirrored._typing import DTypeLike, Operand
 from mirrored.tf._autograph.state import is_number
 from mirrored.tf._dtypes import array_dtype
@@ -76,3 +77,13 @@ class TracedRange:
         if name.startswith("__"):
             raise AttributeError(name)
         raise self._error
+
+
+def _refused(traced: TracedRange, *_: object) -> Any:
+    raise traced._error
+
+
+# Python looks up operators in the class, and not by `__getattr__`. Equality is kept: AutoGraph compares variables.
+_OPERATORS = [name for name in OPERATORS if name not in ("__eq__", "__ne__")]
+for _name in ("__getitem__", "__len__", "__neg__", "__abs__", *_OPERATORS):
+    setattr(TracedRange, _name, _refused)
