@@ -79,5 +79,6 @@ def _nesting_error(kind: str, found: str) -> ContextError:
         "Strategy.scope",
         found=f"{kind}: {found}",
         rule="each scope must be exited once, in reverse order, in the thread that entered it",
-        remedy="write `with strategy.scope():` around whole blocks instead of calling __enter__ and __exit__",
+        remedy="write `with strategy.scope():` around whole blocks instead of calling __enter__ and __exit__, and "
+        "without `await` or `yield` in it, during which other code of the thread opens a scope",
     )
