@@ -23,6 +23,7 @@ from mirrored._jax.private import config as _config
 from mirrored._jax.private import hlo as _hlo
 from mirrored._jax.private import mlir as _mlir
 
+_lowerings: Final[Any] = _mlir._lowerings
 _GENERATORS: Final = (lax.rng_bit_generator_p, lax.rng_uniform_p)
 
 
@@ -43,4 +44,4 @@ def _bounded(rule: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]
 def connect_random_bits() -> None:
     """Registers lowering rules of the random bit generators whose results are not fused with other operations."""
     for primitive in _GENERATORS:
-        _public_mlir.register_lowering(primitive, _bounded(_mlir._lowerings[primitive].rule))
+        _public_mlir.register_lowering(primitive, _bounded(_lowerings[primitive].rule))
