@@ -160,10 +160,13 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             *(f"{kind}.{operator}" for kind in ("ArrayImpl", "Tracer") for operator in _OPERATORS),
         }
     ),
-    # Replaced by `_jax/array_likes.py`, `_jax/boxes.py` and `_jax/fused_attention.py`, and never restored: functions
-    # that decide which classes JAX accepts as arrays, and which as symbolic dimensions; the configuration of cuDNN.
+    # Replaced by `_jax/array_likes.py`, `_jax/boxes.py`, `_jax/fused_attention.py` and `_jax/rule_closures.py`, and
+    # never restored: functions that decide which classes JAX accepts as arrays, and which as symbolic dimensions; the
+    # configuration of cuDNN; how functions with custom derivatives are added to jaxprs.
     "jax functions": frozenset(
         {
+            "DynamicJaxprTrace.process_custom_jvp_call",
+            "DynamicJaxprTrace.process_custom_vjp_call",
             "jax._src.core.canonicalize_value_dtype",  # JAX 0.10.0 only
             "jax._src.core.is_symbolic_dim",
             "jax._src.cudnn.fused_attention_stablehlo.create_dot_product_attention_backend_config_base",

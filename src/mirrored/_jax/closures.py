@@ -17,6 +17,8 @@ from mirrored._jax.custom_derivatives import bind_primitive
 from mirrored._jax.inlining import JaxprProgram
 from mirrored._jax.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, is_inexact
 from mirrored._jax.private import array as _array
+from mirrored._jax.private import shard_map as _shard_map
+from mirrored._jax.rule_closures import closed_over_p
 from mirrored.errors import TapeError
 
 # Finds the values over which functions with custom derivatives (`jax.custom_jvp`, `jax.custom_vjp`) close in programs.
@@ -29,7 +31,10 @@ from mirrored.errors import TapeError
 # Supports JAX 0.10 to 0.12 (`num_consts` of the two primitives).
 
 _CUSTOM = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p)
-_SAME_OPERANDS = (primitives.jit_p, primitives.remat_p, primitives.scan_p, primitives.cond_p, *_CUSTOM)
+_SAME_OPERANDS = (
+    *(primitives.jit_p, primitives.remat_p, primitives.scan_p, primitives.cond_p, _shard_map.shard_map_p),
+    *_CUSTOM,
+)
 
 
 class CustomCalls(enum.IntEnum):
@@ -57,6 +62,8 @@ def _custom_calls_in(jaxpr: Jaxpr | ClosedJaxpr) -> CustomCalls:
 
 def _custom_calls_of(equation: JaxprEqn) -> CustomCalls:
     inside = custom_calls(equation.params)
+    if equation.primitive is closed_over_p:
+        return CustomCalls.CLOSING_OVER
     if equation.primitive not in _CUSTOM:
         return inside
     return max(inside, CustomCalls.CLOSING_OVER if equation.params["num_consts"] else CustomCalls.PLAIN)
@@ -133,6 +140,8 @@ def _flow_of_equation(equation: JaxprEqn, masks: Sequence[int]) -> tuple[list[in
     The second result is the mask of the program inputs that its functions with custom derivatives close over.
     """
     everything = functools.reduce(operator.or_, masks, 0)
+    if equation.primitive is closed_over_p:
+        return [0], everything
     results = [0 if equation.primitive is stop_gradient_p else everything] * len(equation.outvars)
     lost = 0
     if equation.primitive in _CUSTOM:

@@ -89,6 +89,18 @@ def fill_stores(function: Any, by: Any) -> None:
             store.store(earlier.val)
 
 
+def held_by_stores(function: WrappedFun) -> list[Any]:
+    """Returns the side results (stores) of an executed JAX `WrappedFun`, for `fill_stores_with`."""
+    return [store.val if store else None for store in function.stores]
+
+
+def fill_stores_with(function: WrappedFun, held: Sequence[Any]) -> None:
+    """Fills the empty stores of a JAX `WrappedFun` with the values that `held_by_stores` has returned."""
+    for store, value in zip(function.stores, held, strict=True):
+        if store is not None and value is not None:
+            store.store(value)
+
+
 def reset_stores(function: WrappedFun) -> None:
     """Clears the side results (stores) of a JAX `WrappedFun`, so that the `WrappedFun` can be called again."""
     for store in getattr(function, "stores", ()):
