@@ -25,8 +25,8 @@ from mirrored.errors import TapeError
 #
 # In a traced program, the closed-over values are leading operands of the call, and the derivative rule does not cover
 # them. JAX refuses to differentiate a `custom_vjp` call with respect to them; for `custom_jvp` it drops their tangents.
-# The rules themselves are traced later, by a program that is derived from this one, and embed what they close over
-# there.
+# What only the rules close over passes through `closed_over_p` (`rule_closures`). Other rules are traced later, by a
+# program that is derived from this one, and embed what they close over there.
 #
 # Supports JAX 0.10 to 0.12 (`num_consts` of the two primitives).
 

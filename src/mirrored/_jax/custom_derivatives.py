@@ -41,6 +41,11 @@ def has_rule_of_jax(rule: WrappedFun) -> bool:
     return _is_of_jax(rule.f)
 
 
+def is_lifted(rule: WrappedFun) -> bool:
+    """Returns whether a forward or JVP rule is that of an equation of a jaxpr, which JAX applies again."""
+    return getattr(rule.f, "__qualname__", "").startswith(("lift_fwd.", "lift_jvp."))
+
+
 _of_jax: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
@@ -98,7 +103,7 @@ def fill_stores_with(function: WrappedFun, held: Sequence[Any]) -> None:
     """Fills the empty stores of a JAX `WrappedFun` with the values that `held_by_stores` has returned."""
     for store, value in zip(function.stores, held, strict=True):
         if store is not None and value is not None:
-            store.store(value)
+            store.store(value)  # type: ignore[no-untyped-call]
 
 
 def reset_stores(function: WrappedFun) -> None:
@@ -119,7 +124,7 @@ def stores_kept(function: WrappedFun) -> Iterator[None]:
     finally:
         reset_stores(function)
         for store, value in held:
-            store.store(value)
+            store.store(value)  # type: ignore[no-untyped-call]
 
 
 def binder(primitive: _extend.Primitive, functions: Sequence[Any], params: dict[str, Any]) -> Callable[..., list[Any]]:

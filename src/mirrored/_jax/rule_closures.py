@@ -14,9 +14,9 @@ that they close over become arguments of function and rules. As before, no deriv
 those of the forward rule enter through `closed_over`, an identity that `closures` recognises. The backward rule gets
 its own as residuals.
 
-The trace of a rule is discarded, and the call left as it is, if the rule raises an error, assigns a variable
-(`around_rules`), or closes over nothing that is traced. The rules of a call inside a rule are needed for second
-derivatives only. A rule may call its own function, so they are traced to a limited depth.
+The trace of a rule is discarded, and the call left as it is, if the rule raises an error, as it does if it assigns a
+variable, or closes over nothing that is traced. The rules of a call inside a rule are needed for second derivatives
+only. A rule may call its own function, so they are traced to a limited depth.
 
 Supports JAX 0.10 to 0.12: `DynamicJaxprTrace.process_custom_jvp_call` and `process_custom_vjp_call`, the calling
 conventions of the flattened rules, and `custom_derivatives._handle_consts_in_bwd`.
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final
 
 import jax
@@ -36,7 +35,14 @@ from jax.interpreters import batching as _batching
 from jax.interpreters import mlir as _mlir
 
 from mirrored._jax import caches
-from mirrored._jax.custom_derivatives import WrappedFun, fill_stores_with, held_by_stores, is_from_jax, reset_stores
+from mirrored._jax.custom_derivatives import (
+    WrappedFun,
+    fill_stores_with,
+    held_by_stores,
+    is_from_jax,
+    is_lifted,
+    reset_stores,
+)
 from mirrored._jax.inlining import JaxprProgram, program_of
 from mirrored._jax.jaxprs import aval_of, is_inexact
 from mirrored._jax.private import ad_util as _ad_util
@@ -46,10 +52,7 @@ from mirrored._jax.private import partial_eval as _partial_eval
 from mirrored._jax.traces import ShapedArray, Tracer, WithinTrace, parent_of
 from mirrored.patches import replace
 
-around_rules: Final[list[Callable[[], AbstractContextManager[object]]]] = []
-"""Context managers in which rules are traced in advance. An error that one raises discards the trace."""
-
-# A rule inside a rule, for second derivatives.
+# Of rules that are traced inside one another.
 _MOST_NESTED: Final = 2
 _ZEROS: Final = (_ad_util.SymbolicZero, _ad.Zero)
 
@@ -126,10 +129,7 @@ def _traced(function: Callable[..., Any], avals: Sequence[Any]) -> _Rule | None:
     """Traces a rule in advance; returns None if that is impossible."""
     _nesting.depth += 1
     try:
-        with ExitStack() as stack:
-            for around in around_rules:
-                stack.enter_context(around())
-            rule = _Rule(function, avals)
+        rule = _Rule(function, avals)
     except Exception:  # JAX reports it if the call is differentiated
         return None
     finally:
@@ -139,7 +139,11 @@ def _traced(function: Callable[..., Any], avals: Sequence[Any]) -> _Rule | None:
 
 def _is_needed(trace: Any, *rules: WrappedFun) -> bool:
     """Returns whether the rules of a call in a jaxpr have to be traced together with its function."""
-    if _nesting.depth >= _MOST_NESTED or getattr(trace, "requires_low", False) or all(map(is_from_jax, rules)):
+    if _nesting.depth >= _MOST_NESTED or getattr(trace, "requires_low", False):
+        return False
+    # A call that is copied from another jaxpr has been converted there. A rule that is traced now may belong to a trace
+    # that has ended.
+    if is_lifted(rules[0]) or all(map(is_from_jax, rules)):
         return False
     # The token is that of an open tape or of a compiled function (`caches`). It is None while rules are derived.
     return caches.current() is not None or _is_in_tape(trace)

@@ -47,13 +47,14 @@ if TYPE_CHECKING:
 #   notes which tracked values it uses. If no argument is watched, `_call_unwatched` records the results as having no
 #   derivative with respect to those values.
 # - A call in a traced program: JAX makes the values operands of the call, and thus of the program, and `num_consts`
-#   counts them. The rule of the program has no pullback for these operands (`operation.Rule.lost`), and its record is a
+#   counts them. What only the derivative rules close over becomes an operand in the same way (`_jax.rule_closures`).
+#   The rule of the program has no pullback for these operands (`operation.Rule.lost`), and its record is a
 #   `PartialRuleRecord`.
 # - A call in a traced program whose parameters embed the arrays: `process_lifted` makes them operands, and
 #   `refusing_captured_gradients` records that no gradient reaches them through such a call.
 #
-# Independently of these, a derivative rule inside a traced program must not close over a value of the current call,
-# because rules are cached (`RuleClosesOverError`).
+# Independently of these, a derivative rule inside a traced program that is not traced in advance must not close over a
+# value of the current call, because rules are cached (`RuleClosesOverError`).
 
 
 def process(
