@@ -247,7 +247,7 @@ def replica_id(_: Any) -> Any:
 @pytest.mark.parametrize("caller", ["around", "inside", "eager", "jax.grad around"])
 @pytest.mark.parametrize("read", [lambda k: k, replica_id], ids=["data", "replica id"])
 @pytest.mark.parametrize("kind", [*VJPS, *JVPS])
-@pytest.mark.parametrize("wrapper", ["none", "jit", "cond", "scan"])
+@pytest.mark.parametrize("wrapper", ["none", "jit", "scan"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.sampled(40)
 def test_rules_that_close_over_values_of_a_replica_have_the_gradients_of_jax(

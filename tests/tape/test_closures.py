@@ -267,10 +267,11 @@ def test_a_rule_in_jit_that_reads_a_variable_names_the_remedy():
 
     scaled.defvjp(lambda x: (scaled(x), w.read_value()), lambda saved, cotangent: (cotangent * saved,))
     x = jnp.float32(3.0)
-    with mr.GradientTape() as tape:
+    with mr.GradientTape(persistent=True) as tape:
         tape.watch(x)
         y = jax.jit(lambda x: scaled(x) * w.read_value())(x)
+    assert float(tape.gradient(y, x)) == 4.0
     with pytest.raises(
-        TapeError, match=r"reads a variable(.|\n)*remedy: pass the value as an argument of the function"
+        TapeError, match=r"reads a watched variable(.|\n)*remedy: pass the value as an argument of the function"
     ):
-        tape.gradient(y, x)
+        tape.gradient(y, w)

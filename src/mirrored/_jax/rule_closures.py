@@ -109,7 +109,11 @@ class _Rule:
 
     def __init__(self, function: Callable[..., Any], avals: Sequence[Any]) -> None:
         self._flat = _Flat(function)
-        self._program: JaxprProgram = program_of(self._flat, avals)
+        _nesting.depth += 1
+        try:
+            self._program: JaxprProgram = program_of(self._flat, avals)
+        finally:
+            _nesting.depth -= 1
         self.out_avals = self._program.out_avals
 
     @property
@@ -127,13 +131,10 @@ class _Rule:
 
 def _traced(function: Callable[..., Any], avals: Sequence[Any]) -> _Rule | None:
     """Traces a rule in advance; returns None if that is impossible."""
-    _nesting.depth += 1
     try:
         rule = _Rule(function, avals)
     except Exception:  # JAX reports it if the call is differentiated
         return None
-    finally:
-        _nesting.depth -= 1
     return rule if all(isinstance(aval_of(one), ShapedArray) for one in rule.captured) else None
 
 
@@ -145,8 +146,9 @@ def _is_needed(trace: Any, *rules: WrappedFun) -> bool:
     # that has ended.
     if is_lifted(rules[0]) or all(map(is_from_jax, rules)):
         return False
-    # The token is that of an open tape or of a compiled function (`caches`). It is None while rules are derived.
-    return caches.current() is not None or _is_in_tape(trace)
+    # The token is that of an open tape or of a compiled function (`caches`). It is None while rules are derived, where
+    # only a rule of this module is traced, for another pattern of symbolic zeros.
+    return _nesting.depth > 0 or caches.current() is not None or _is_in_tape(trace)
 
 
 def _is_in_tape(trace: Any) -> bool:
