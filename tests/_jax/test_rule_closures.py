@@ -58,9 +58,9 @@ def symbolic_zeros(k: Any) -> Function:
     function = jax.custom_vjp(lambda z, y: z * k + y)
 
     def forward(z: Any, y: Any) -> Any:
-        return z.value * k + y.value, (None if y.perturbed else z.value * k)
+        return z.value * k + y.value, (z.value, y.value if y.perturbed else None)
 
-    function.defvjp(forward, lambda saved, ct: (ct * saved, None), symbolic_zeros=True)
+    function.defvjp(forward, lambda saved, ct: (ct * k * saved[0], None), symbolic_zeros=True)
     return lambda z: function(z, jnp.ones_like(z))
 
 

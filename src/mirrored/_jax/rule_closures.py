@@ -278,8 +278,7 @@ class _VjpCall:
         operands: The operands.
         out_trees: Returns the structure of the results, that of the residuals, and for each residual the position of
             the operand that it is, or None. Reads the stores of `forward`.
-        symbolic_zeros: Whether the forward rule depends on which derivatives are needed. The backward rule is then not
-            traced.
+        symbolic_zeros: Whether the forward rule, and with it the residuals, depend on which derivatives are needed.
     """
 
     def __init__(
@@ -300,8 +299,7 @@ class _VjpCall:
         self._stored: list[Any] = []
         if self._rule is not None:
             self._stored = held_by_stores(forward)
-            if not symbolic_zeros:
-                self._pull = _traced(backward.call_wrapped, self._pull_avals(self._rule.out_avals))
+            self._pull = _traced(backward.call_wrapped, self._pull_avals(self._rule.out_avals))
         reset_stores(forward)
         self._saved = [] if self._rule is None else self._rule.captured
         self._pulled = [] if self._pull is None else self._pull.captured
@@ -355,9 +353,12 @@ class _VjpCall:
         _, residual_tree, _ = self._out_trees()
         first = residual_tree.num_leaves
         last = first + len(self._pulled)
-        cotangents = map(_instantiated, args[last:])
-        assert self._pull is not None
-        return self._pull(self._pulled, args[first:last], [*args[:first], *cotangents])
+        own = [*args[:first], *map(_instantiated, args[last:])]
+        rule = self._pull
+        if self._symbolic_zeros:
+            rule = _Rule(self._backward.call_wrapped, [aval_of(one) for one in own])
+        assert rule is not None
+        return rule(self._pulled, args[first:last], own)
 
 
 _jax_process_jvp: Final[Any] = _partial_eval.DynamicJaxprTrace.process_custom_jvp_call
