@@ -192,8 +192,10 @@ def test_rules_that_close_over_an_array_have_the_gradients_of_jax(wrapper: str, 
     np.testing.assert_allclose(WAYS[caller](loss), jax.jit(jax.grad(of_jax))(X, K), rtol=1e-5)
 
 
+# Without the rule that distinguishes symbolic zeros: whether a second derivative in a loop has them depends on the
+# version of JAX.
 @pytest.mark.parametrize("caller", ["function", "eager tape"])
-@pytest.mark.parametrize("kind", [*VJPS, *JVPS])
+@pytest.mark.parametrize("kind", [*VJPS, *(kind for kind in JVPS if kind is not jvp_with_symbolic_zeros)])
 @pytest.mark.parametrize("wrapper", ["jit", "cond", "scan in jit"])
 @pytest.mark.sampled(6)
 def test_rules_that_close_over_an_array_have_second_derivatives(wrapper: str, kind: Any, caller: str) -> None:
