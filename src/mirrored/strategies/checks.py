@@ -33,6 +33,7 @@ from mirrored.errors import (
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.function_key import key_of
 from mirrored.runtime.staged_values import VariableLike
+from mirrored.strategies.device_errors import devices_of_replicas
 from mirrored.values import structures
 from mirrored.values.attributes import attribute, has_attribute
 from mirrored.values.distributed_values import PerReplica
@@ -258,7 +259,8 @@ def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is
             eager run a replicated argument works, and JAX accepts a sharded one after some other programs.
 
     Raises:
-        DeviceError: `fn` closes over such an array, or it is an argument.
+        DeviceError: `fn` closes over such an array, or it is an argument; or a replica of an eager run combines arrays
+            on different devices.
     """
     _refuse_arguments(arguments, None, also_replicated=is_traced)
     try:
@@ -275,6 +277,9 @@ def explicit_axes_explained(fn: Callable[..., Any], arguments: Sequence[Any], is
             value = fn.__globals__.get(name)
             if value is not None and _is_explicit(value):
                 raise _explicit_axes_error(f"the function uses {name!r}", value) from error
+        explained = None if is_traced else devices_of_replicas(error)
+        if explained is not None:
+            raise explained from error
         raise
 
 

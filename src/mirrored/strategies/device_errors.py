@@ -32,23 +32,28 @@ def devices_of_merge(called: str) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def devices_of_replicas() -> Iterator[None]:
-    """Context manager that explains JAX's error about arrays on different devices in an eager replica function."""
-    try:
-        yield
-    except ValueError as error:
-        if not _is_about_devices(error):
-            raise
-        raise DeviceError(
-            "Strategy.run",
-            found=f"the function, called eagerly, combines arrays on different devices: {str(error).splitlines()[0]}",
-            rule="a replica of an eager run computes on its own device. A value of cross-replica context that the "
-            "function closes over, such as a variable's value or the result of reduce, is on all devices",
-            remedy="pass the value as an argument: strategy.run(fn, args=(value,)); read the variable in the "
-            "function; or compile the step with mirrored.function",
-        ) from error
+def devices_of_replicas(error: Exception) -> DeviceError | None:
+    """Returns an error that explains JAX's error about arrays on different devices in an eager replica function.
+
+    Args:
+        error: An error that a replica function has raised.
+
+    Returns:
+        The error to raise instead; None if `error` is another one.
+    """
+    if not _is_about_devices(error):
+        return None
+    return DeviceError(
+        "Strategy.run",
+        found=f"the function, called eagerly, combines arrays on different devices: {str(error).splitlines()[0]}",
+        rule="a replica of an eager run computes on its own device. A value of cross-replica context that the "
+        "function closes over, such as a variable's value or the result of reduce, is on all devices",
+        remedy="pass the value as an argument: strategy.run(fn, args=(value,)); read the variable in the "
+        "function; or compile the step with mirrored.function",
+    )
 
 
-def _is_about_devices(error: ValueError) -> bool:
-    return not isinstance(error, MirroredError) and "incompatible devices" in str(error)
+def _is_about_devices(error: Exception) -> bool:
+    return (
+        isinstance(error, ValueError) and not isinstance(error, MirroredError) and "incompatible devices" in str(error)
+    )

@@ -17,7 +17,6 @@ from mirrored.errors import ContextError
 from mirrored.runtime.ambient import ambient, thread, within
 from mirrored.runtime.rollback import with_rollback
 from mirrored.strategies.declared_results import OutSpecs
-from mirrored.strategies.device_errors import devices_of_replicas
 from mirrored.strategies.eager_equality import is_number
 from mirrored.strategies.eager_runner import EagerRunner
 from mirrored.values import structures
@@ -48,8 +47,7 @@ def run_eager(
                 name = getattr(fn, "__qualname__", type(fn).__name__)
                 has_numbers = any(map(is_number, structures.flatten((tuple(args), dict(kwargs)))[0]))
                 runner.has_outer_numbers = any(host_allgather("Strategy.run", f"run {name} eagerly", has_numbers))
-            with devices_of_replicas():
-                result = runner.run_replicas(fn, args, kwargs, specs)
+            result = runner.run_replicas(fn, args, kwargs, specs)
             for value, own, error in runner.unchanged:
                 if not np.array_equal(value, own):
                     raise error
