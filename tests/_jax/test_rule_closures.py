@@ -186,7 +186,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("caller", WAYS)
 @pytest.mark.parametrize("kind", [*VJPS, *JVPS])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 def test_rules_that_close_over_an_array_have_the_gradients_of_jax(wrapper: str, kind: Any, caller: str) -> None:
     loss, of_jax = losses(kind, wrapper)
     np.testing.assert_allclose(WAYS[caller](loss), jax.jit(jax.grad(of_jax))(X, K), rtol=1e-5)
@@ -197,7 +197,7 @@ def test_rules_that_close_over_an_array_have_the_gradients_of_jax(wrapper: str, 
 @pytest.mark.parametrize("caller", ["function", "eager tape"])
 @pytest.mark.parametrize("kind", [*VJPS, *(kind for kind in JVPS if kind is not jvp_with_symbolic_zeros)])
 @pytest.mark.parametrize("wrapper", ["jit", "cond", "scan in jit"])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_rules_that_close_over_an_array_have_second_derivatives(wrapper: str, kind: Any, caller: str) -> None:
     loss, of_jax = losses(kind, wrapper)
 
@@ -251,7 +251,7 @@ def replica_id(_: Any) -> Any:
 @pytest.mark.parametrize("kind", [*VJPS, *JVPS])
 @pytest.mark.parametrize("wrapper", ["none", "jit", "scan"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(80)
 def test_rules_that_close_over_values_of_a_replica_have_the_gradients_of_jax(
     layout: str, wrapper: str, kind: Any, read: Any, caller: str
 ) -> None:
@@ -267,7 +267,7 @@ CLOSING = (forward_rule, function_and_forward_rule, all_functions, nested, jvp_r
 @pytest.mark.parametrize("caller", [mr.function, jax.jit, lambda step: step], ids=["function", "jax.jit", "eager"])
 @pytest.mark.parametrize("kind", CLOSING)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 def test_a_value_over_which_a_rule_closes_has_no_gradient(wrapper: str, kind: Any, caller: Any) -> None:
     loss, of_jax = losses(kind, wrapper)
 
