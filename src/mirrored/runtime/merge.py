@@ -106,6 +106,13 @@ class RecordsMerges(Protocol):
         """
         ...
 
+    def process_outer_merge(self, run: Callable[[list[Any]], list[Any]], payload: list[Any]) -> list[Any]:
+        """Executes a collective or `merge_call` of an eager run that the tape is around: `run`, applied to `payload`.
+
+        The operations of the merge are recorded, unless the replica is in a function with a derivative rule of its own.
+        """
+        ...
+
 
 def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     """Waits until all replicas have called this collective or `merge_call`; returns this replica's result.
@@ -131,8 +138,10 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
             raise under_transform_error(merge)
         return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
     trace = current_trace()
-    if trace is runner.base_trace:  # neither a tape nor a JAX transform: wait at the barrier
-        return list(runner.run_merge(merge, payload))
+    if trace is runner.base_trace:  # neither a tape of the replica nor a JAX transform: wait at the barrier
+        if not isinstance(trace, RecordsMerges):
+            return list(runner.run_merge(merge, payload))
+        return trace.process_outer_merge(lambda values: list(runner.run_merge(merge, values)), payload)
     if isinstance(trace, RecordsMerges) and (merge.nested is None or trace_below_tapes(trace) is runner.base_trace):
         return trace.process_merge(merge, payload)  # unwraps the tape's values, and waits at the barrier
     if merge.nested is None:

@@ -237,7 +237,8 @@ class ReplicaContext:
                 called,
                 found="it was called outside its run",
                 rule="collectives and merge_call can be called only while all replicas run",
-                remedy="call get_replica_context() inside the function given to strategy.run",
+                remedy="call get_replica_context() inside the function given to strategy.run; if a derivative rule "
+                "calls it, open the tape in that function, too",
             )
 
     def __enter__(self) -> ReplicaContext:

@@ -30,6 +30,7 @@ from mirrored.tape.record import (
     Runner,
     owned_operand,
 )
+from mirrored.tape.replica_rules import in_context_of_replica
 
 if TYPE_CHECKING:
     from mirrored._jax.custom_derivatives import WrappedFun
@@ -96,9 +97,10 @@ def process(
         results, pullback, touched = _linearize_noting_uses(trace, bind, values, watched)
     avals = [aval_of(result) for result in results]
     no_derivative = closed_over(touched, name) if touched else None
-    record = (PullbackRecord if runs_rule else LinearPullbackRecord)(
-        keys, watched, bind, pullback, avals, no_derivative
-    )
+    kind: type[PullbackRecord] = LinearPullbackRecord
+    if runs_rule:
+        kind, bind, pullback = PullbackRecord, in_context_of_replica(bind), in_context_of_replica(pullback)
+    record = kind(keys, watched, bind, pullback, avals, no_derivative)
     return trace.add(record, results, [is_inexact(aval) for aval in avals], values)
 
 

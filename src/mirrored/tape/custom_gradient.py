@@ -25,6 +25,7 @@ from mirrored.runtime.merge import is_under_transform_error, runs_in_place
 from mirrored.tape.backward import is_variable, shape_of
 from mirrored.tape.no_derivative import Key, closed_over
 from mirrored.tape.record import Pulled, Record, Runner, completed
+from mirrored.tape.replica_rules import in_context_of_replica
 from mirrored.tape.trace import TapeTrace
 from mirrored.values.sparse_rows import SparseRows
 
@@ -158,6 +159,7 @@ class _Call:
         takes_variables = _takes_variables(gradient)
         if variables and not takes_variables:
             raise _needs_variables_error(self._function, variables)
+        gradient = in_context_of_replica(gradient)
         avals = [aval_of(output) for output in outputs]
         tracked = [is_inexact(aval) for aval in avals]
         for tape, (_, keys, watched) in reversed(list(zip(tapes, sorted_operands, strict=True))):

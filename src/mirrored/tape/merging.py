@@ -114,6 +114,38 @@ def process(trace: TapeTrace, merge: Merge, payload: list[Any]) -> list[Any]:
     return trace.add(record, own, [_is_array(value) and is_inexact(aval_of(value)) for value in own], values)
 
 
+def process_outer(trace: TapeTrace, run: Callable[[list[Any]], list[Any]], payload: list[Any]) -> list[Any]:
+    """Executes a collective or `merge_call` of an eager run that the tape is around, whose operations it records.
+
+    A replica that is in a function with a derivative rule of its own passes values that the tape does not track,
+    because the rule stands for the collective. While the replica waits, the tape records the operations of the other
+    replicas: it has one trace for all of them.
+
+    Args:
+        trace: The trace of the innermost tape around the run.
+        run: Waits for the other replicas, and returns this replica's results.
+        payload: The replica's operands.
+    """
+    tapes: list[TapeTrace] = []
+    tape: Any = trace
+    while tape is not None and hasattr(tape, "touched"):
+        tapes.append(tape)
+        tape = tape.parent
+    before = [tape.touched for tape in tapes]
+    if not any(touched is not None for touched in before):
+        return run(payload)
+    for tape, touched in zip(tapes, before, strict=True):
+        if touched is not None:  # another tape may record the operations of the function
+            payload, _, _ = tape.split_operands(payload)
+    try:
+        for tape in tapes:
+            tape.touched = None
+        return run(payload)
+    finally:
+        for tape, touched in zip(tapes, before, strict=True):
+            tape.touched = touched
+
+
 def _forward(merge: Merge, payloads: Sequence[list[Any]], persistent: bool) -> list[list[Any]]:
     """Runs a collective or `merge_call` and linearizes it, once for all local replicas.
 

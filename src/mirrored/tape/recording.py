@@ -57,6 +57,7 @@ class Recording:
         self._recorder = Recorder(persistent, watch_accessed_variables)
         self._entered = False
         self._used = False
+        self._replica: object = None  # in which the tape was opened
 
     # The block
 
@@ -77,6 +78,7 @@ class Recording:
             self._used = False
             self._recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
         context, state = thread.current, thread_state()
+        self._replica = ambient().replica
         try:
             self._entered = True
             self._start()
@@ -146,7 +148,8 @@ class Recording:
         """Pauses recording during a ``with`` block, so that no gradient flows through the block's operations.
 
         Raises:
-            TapeError: The tape is not recording.
+            TapeError: The tape is not recording. Or the call is in a function that JAX traces (``jit``, ``scan``, ...),
+                or in the function given to `Strategy.run`, and the tape was opened outside of it.
 
         Example:
             >>> x = jnp.array(3.0)
@@ -160,15 +163,33 @@ class Recording:
             >>> round(float(tape.gradient(z, x)), 4)
             0.6667
 
-        TensorFlow: the same.
+        TensorFlow: the same; a call in a `tf.function` inside the tape's block is ignored there.
         """
         return _Paused(self)
+
+    def _refuse_inner(self, called: str) -> None:
+        """Raises an error in a traced function or a replica function that is inside the tape's block.
+
+        The tape records such a traced function as one operation, so that a pause in it would have no effect. The
+        replicas of an eager run share the tape: a pause of one replica would be a pause of the others, too.
+        """
+        in_replica = ambient().replica is not self._replica
+        if not in_replica and is_staging_above(current_trace(), self._trace) is False:
+            return
+        raise TapeError(
+            called,
+            found=f"the tape was opened outside of the {'replica' if in_replica else 'traced'} function with the call",
+            rule="a tape records a function of jit, scan, cond, checkpoint or mirrored.function as one operation, and "
+            "all replicas of a run share a tape around it, so that such a function cannot change what the tape records",
+            remedy="apply jax.lax.stop_gradient to the values, or open the tape inside the function",
+        )
 
     def reset(self) -> None:
         """Discards everything that the tape has recorded and watched, and continues recording.
 
         Raises:
             ArgumentError: The tape is not recording.
+            TapeError: The call is in a traced function or a replica function, and the tape was opened outside of it.
 
         TensorFlow: the same.
         """
@@ -179,6 +200,7 @@ class Recording:
                 rule="reset can be called only inside the tape's block",
                 remedy="create a new tape, or call reset() before the block ends",
             )
+        self._refuse_inner("GradientTape.reset")
         self._recorder = self._trace.recorder = Recorder(self._persistent, self._recorder.watch_accessed_variables)
         caches.renew_if_read()
 
@@ -330,6 +352,7 @@ class _Paused(ContextDecorator):
                 rule="stop_recording can be called only inside the tape's block, while it records",
                 remedy="remove the call: outside its block, a tape does not record",
             )
+        tape._refuse_inner("GradientTape.stop_recording")
         context, state, recorder = thread.current, thread_state(), tape._trace.recorder
         try:
             tape._stop()

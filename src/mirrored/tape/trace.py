@@ -210,6 +210,10 @@ class TapeTrace(Trace):  # type: ignore[misc]
         """Executes a collective or `merge_call` of all replicas, and records the operation."""
         return merging.process(self, merge, payload)
 
+    def process_outer_merge(self, run: Callable[[list[Any]], list[Any]], payload: list[Any]) -> list[Any]:
+        """Executes a collective or `merge_call` of an eager run that this tape is around."""
+        return merging.process_outer(self, run, payload)
+
     # Recording
 
     def apply(self, operation: Operation, args: Sequence[Any]) -> list[Any]:
