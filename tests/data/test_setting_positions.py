@@ -703,3 +703,18 @@ def test_parts_that_drop_examples_are_found_in_nested_positions(kind: str) -> No
         return
     with pytest.raises(ArgumentError, match="in each epoch or part"):
         after.set_state(state)
+
+
+@pytest.mark.parametrize("after", [0, 3, 5, 100])
+@pytest.mark.parametrize(("before", "read"), [(0, 0), (3, 2), (5, 0), (5, 2), (100, 5)])
+def test_a_position_of_take_fits_another_count(before: int, read: int, after: int) -> None:
+    """Those of `take(0)` had another format in a pipeline that is not indexed: `KeyError`."""
+
+    def reading(count: int) -> Any:
+        return iter(streamed(10).take(count))
+
+    iterator, restored = reading(before), reading(after)
+    for _ in range(read):
+        next(iterator)
+    restored.set_state(json.loads(json.dumps(iterator.get_state())))
+    assert [int(element) for element in restored] == list(range(read, min(after, 10)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.errors import ContextError
+from mirrored.errors import ContextError, TapeError
 
 LAYOUTS = pytest.mark.parametrize("layout", [(1, 1), (2, 2), (2, 1), (3, 2), (4, 2)], ids=str)
 Loss = Callable[[Any], Any]
@@ -60,6 +60,16 @@ class Program:
             parts = self.strategy.run(lambda x: self.loss(x * self.w), args=(self.x,))
             value = self.strategy.reduce("SUM", parts, axis=None)
         return np.asarray((outer if tapes == 2 else tape).gradient(value, self.w))
+
+    def compiled_around(self) -> Any:
+        @mr.function
+        def gradient(x: Any) -> Any:
+            with mr.GradientTape() as tape:
+                parts = self.strategy.run(lambda x: self.loss(x * self.w), args=(x,))
+                value = self.strategy.reduce("SUM", parts, axis=None)
+            return tape.gradient(value, self.w)
+
+        return np.asarray(gradient(self.x))
 
 
 @LAYOUTS
@@ -141,3 +151,5 @@ def test_a_collective_in_a_rule_is_refused_after_the_run(layout: Any, kind: Any)
         return
     with pytest.raises(ContextError, match=r"all_reduce: it was called outside its run[\s\S]*tape"):
         program.around()
+    with pytest.raises(TapeError, match="open the tape inside the function given to strategy.run"):
+        program.compiled_around()

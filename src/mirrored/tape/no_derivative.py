@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Final
 
 from mirrored.errors import TapeError
 
@@ -28,6 +29,17 @@ class RuleClosesOverError(TypeError):
         )
 
 
+_ANOTHER_OPERATION: Final = (
+    "use lax.scan, or lax.fori_loop with a fixed number of steps, instead of lax.while_loop, which tapes "
+    "differentiate only in eager code, outside of mirrored.function, jit and vmap; "
+    "define a gradient with custom_gradient; or exclude the operation with stop_gradient"
+)
+_IN_THE_RUN: Final = (
+    "open the tape inside the function given to strategy.run: there, a derivative rule has the context of its replica, "
+    "and can call collectives; or exclude the operation with stop_gradient"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class NoDerivative:
     """Values with respect to which a recorded operation has no derivative, and the reason.
@@ -38,17 +50,13 @@ class NoDerivative:
         keys: The keys of the values.
         name: The name of the operation.
         failure: The reason why there is no derivative.
-        remedy: The remedy in the error message.
+        remedy: The remedy in the error message; None for one that fits the operation.
     """
 
     keys: Sequence[Key]
     name: str
     failure: Exception | str
-    remedy: str = (
-        "use lax.scan, or lax.fori_loop with a fixed number of steps, instead of lax.while_loop, which tapes "
-        "differentiate only in eager code, outside of mirrored.function, jit and vmap; "
-        "define a gradient with custom_gradient; or exclude the operation with stop_gradient"
-    )
+    remedy: str | None = None
 
     def error(self) -> TapeError:
         """Returns the error for a gradient that would flow through the recorded operation, which has no derivative."""
@@ -56,7 +64,7 @@ class NoDerivative:
             "GradientTape.gradient",
             found=f"the backward pass goes through {self.name!r}, which JAX cannot differentiate: {self.failure}",
             rule="a target can depend on a source only through operations that have a derivative",
-            remedy=self.remedy,
+            remedy=self.remedy or (_IN_THE_RUN if self.name == "shard_map" else _ANOTHER_OPERATION),
         )
         error.__cause__ = self.failure if isinstance(self.failure, Exception) else None
         return error
