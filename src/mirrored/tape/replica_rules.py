@@ -1,7 +1,7 @@
 """Calls the derivative rules that an eager replica has recorded in the context of that replica.
 
 A tape around the run calls them after the run, where the current replica context is another one: a replica index would
-be 0, and a collective that of the default strategy, which has one replica.
+be 0, and a collective would be that of the default strategy, which has one replica.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ T = TypeVar("T")
 def in_context_of_replica(rule: Callable[P, T]) -> Callable[P, T]:
     """Returns `rule`, to be called in the context of the eager replica that runs now, also after its run.
 
-    The rule then has the replica's index, and reads the replica's copies of variables. A collective raises
-    `MergeError` after the run. Outside of an eager replica, `rule` itself is returned.
+    The rule then has the replica's index, and reads the replica's copies of variables. A collective in it raises
+    `ContextError` after the run. Outside of an eager replica, `rule` itself is returned.
     """
     here = ambient()
     if here.replica is None or here.runner is None or not is_eval(trace_below_tapes(current_trace())):
