@@ -276,6 +276,23 @@ def test_a_position_without_the_exceptions_that_were_left_out_is_restored() -> N
     assert batches(restored) == batches(saved)
 
 
+def test_the_position_after_a_pass_without_elements_over_a_full_cache_is_restored() -> None:
+    """No element was read before the position, but an earlier pass left out exceptions."""
+
+    def build() -> Dataset:
+        kept = Dataset.from_tensor_slices([2, 5, 1]).map(Damaged()).ignore_errors().cache()
+        return Dataset.zip(kept, kept.skip(1))
+
+    iterator = iter(build())
+    beginning = iterator.get_state()
+    assert batches(iterator) == []
+    iterator.set_state(beginning)
+    assert batches(iterator) == []
+    restored = iter(build())
+    restored.set_state(iterator.get_state())
+    assert batches(restored) == []
+
+
 @pytest.mark.parametrize("kind", [KeyError, TypeError, AttributeError])
 def test_the_message_of_a_distributed_iterator_allows_for_an_error_of_a_function(kind: type[Exception]) -> None:
     """These errors are also those of a position of another kind of source; the iterator stays where it was."""

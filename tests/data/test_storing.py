@@ -445,6 +445,16 @@ def test_a_file_of_inner_datasets_without_random_steps_fits_every_position(name:
     assert rest(made("first"), again) == expected
 
 
+@pytest.mark.parametrize("name", NOT_RANDOM)
+def test_files_of_elements_of_files_fit_every_position_if_nothing_is_random(name: str, tmp_path: Path) -> None:
+    def made(machine: str) -> Dataset:
+        return NOT_RANDOM[name]().snapshot(tmp_path / machine / "inner").cache(tmp_path / machine / "outer")
+
+    state, _, expected = cut_after(made("first"), 3)
+    read(made("second"))
+    assert rest(made("second"), state) == expected
+
+
 @pytest.mark.parametrize("rewrites", [False, True])
 @pytest.mark.parametrize("name", RANDOM)
 def test_a_file_of_inner_datasets_in_another_random_order_is_refused(name: str, rewrites: bool, tmp_path: Path) -> None:

@@ -76,3 +76,29 @@ def test_a_dataset_names_the_rule():
     tuples = mr.data.Dataset.range(4).map(lambda i: Attributes(k=i))
     with pytest.raises(StructureError, match="a leaf is of type Attributes"):
         list(tuples.batch(2))
+
+
+class Described:
+    rate = 0.5
+
+    @property
+    def dtype(self) -> str:
+        return "of an instance"
+
+
+def test_a_class_has_no_properties_of_its_instances():
+    assert attribute(Described, "rate") == 0.5
+    assert not has_attribute(Described, "dtype")
+    assert attribute(Described(), "dtype") == "of an instance"
+
+
+@pytest.mark.parametrize("argument", [np.float32, jnp.float32, np.dtype("float32"), float, Described])
+@pytest.mark.ways(replicas=(2,))
+def test_a_run_takes_a_class_as_an_argument(way, argument):
+    def step(given):
+        assert given is argument
+        return jnp.zeros(2, np.float32 if given is Described else given)
+
+    for call in (way.strategy.run, mr.function(lambda step, args: way.strategy.run(step, args=args))):
+        for component in way.strategy.experimental_local_results(call(step, args=(argument,))):
+            assert component.tolist() == [0.0, 0.0]

@@ -64,7 +64,8 @@ def function(
     variables have their values from before or all have those from after the call. Several threads can call the
     function; one runs at a time.
 
-    Context: cross-replica, or without a strategy. Inside a replica or another function, it runs as part of the caller.
+    Context: cross-replica, or without a strategy. Inside a replica or another function, it runs as part of the caller,
+    and an exception undoes the assignments made in it.
 
     Args:
         func: The function. Inside it, `strategy.run` runs on all replicas in one program.

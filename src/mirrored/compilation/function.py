@@ -37,6 +37,7 @@ from mirrored.runtime.ambient import Ambient, ambient, within
 from mirrored.runtime.element_draws import DrewWhileTracing, element_draws
 from mirrored.runtime.entry_point import entry_point, noted_state
 from mirrored.runtime.hooks import EndOfElements, IteratedAsPython, IteratedWhileTracing, RunInterceptor
+from mirrored.runtime.rollback import with_rollback
 from mirrored.variables.creation import constructor_calls
 from mirrored.variables.open_shapes import OpenShapes, valid_program
 from mirrored.variables.state_lock import exempt_from_lock, locked_with_rollback, tracing
@@ -128,10 +129,7 @@ class Function(Code):
         return self._call_by_key(args, kwargs, here, quick)
 
     def _call_by_key(self, args: tuple[Any, ...], kwargs: dict[str, Any], here: Ambient, quick: Hashable) -> Any:
-        """Runs the program for the full signature of the arguments, after `quick_key` has found no program.
-
-        Also stores it under the quick key, which later calls compute without flattening the arguments.
-        """
+        """Runs the program for the full signature of the arguments, and stores it under the quick key."""
         try:
             arguments = flatten_arguments(args, kwargs, here.device_assignment, self._decorated)
         except Ragged:
@@ -170,10 +168,12 @@ class Function(Code):
         return check_signature(self.python_function, self._input_signature, args, kwargs)
 
     def _inline(self, here: Ambient, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the Python function inline, as a part of the caller, instead of running a separate program."""
+        """Calls the Python function inline, as a part of the caller; undoes its assignments after an exception."""
+        if functions_run_eagerly():
+            return self.python_function(*args, **kwargs)
         traced = here.store is not None and here.store.captures
         function = self.traced_function if traced else self._as_python
-        return (self.python_function if functions_run_eagerly() else function)(*args, **kwargs)
+        return with_rollback(lambda: function(*args, **kwargs))
 
     @functools.cached_property
     def traced_function(self) -> Callable[..., Any]:
@@ -197,8 +197,8 @@ class Function(Code):
         return self._program_or_error(arguments, here)(arrays, arguments)
 
     def _steps_inline(self, here: Ambient, batches: Sequence[Any]) -> Any:
-        results = [self._inline(here, args, {}) for args in self._steps(batches)]
-        return stacked_steps(results)
+        steps = self._steps(batches)
+        return stacked_steps(with_rollback(lambda: [self._inline(here, args, {}) for args in steps]))
 
     def _steps(self, batches: Sequence[Any]) -> list[tuple[Any, ...]]:
         return [self._fitted(args, {})[0] for args in steps_of(batches, self.steps_per_call, self._name)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mirrored.errors import ArgumentError
 
 _COUNT: Final = "next_iteration"
-_AHEAD: Final = ("made", "left_out")
+_AHEAD: Final = frozenset({"made", "left_out"})
 
 
 class _DifferentError(Exception):
@@ -39,8 +39,11 @@ def common_position(positions: Sequence[Any]) -> Any:
 
 def _common(parts: Sequence[Any]) -> Any:
     first = parts[0]
-    if isinstance(first, dict) and all(isinstance(part, dict) and part.keys() == first.keys() for part in parts):
-        return {key: _common_of(key, [part[key] for part in parts]) for key in first}
+    if isinstance(first, dict) and all(isinstance(part, dict) and _alike(part, first) for part in parts):
+        return {
+            key: value if key in _AHEAD else _common_of(key, [part[key] for part in parts])
+            for key, value in first.items()
+        }
     if isinstance(first, list) and all(isinstance(part, list) and len(part) == len(first) for part in parts):
         return [_common(one) for one in zip(*parts, strict=True)]
     if any(part != first for part in parts):
@@ -48,9 +51,11 @@ def _common(parts: Sequence[Any]) -> Any:
     return first
 
 
+def _alike(part: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return part.keys() - _AHEAD == other.keys() - _AHEAD
+
+
 def _common_of(key: str, parts: Sequence[Any]) -> Any:
-    if key in _AHEAD:
-        return parts[0]
     return max(parts) if key == _COUNT else _common(parts)
 
 

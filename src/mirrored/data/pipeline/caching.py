@@ -1,17 +1,37 @@
-"""Implements `Dataset.cache()` in memory: keeps the elements of the first pass over the dataset for later passes."""
+"""Implements `Dataset.cache` and `snapshot`: the elements of the first pass are kept, in memory or in a file."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 from mirrored._jax.arrays import frozen
 from mirrored._jax.trees import tree_map, with_new_containers
-from mirrored.data.cursors import Cursor, Failed, beyond_end_error, can_continue
+from mirrored.data.cursors import Cursor, Failed, PositionCursor, beyond_end_error, can_continue
 from mirrored.data.elements import Element
 from mirrored.data.pipeline.left_out import LeftOut
-from mirrored.data.pipeline.nodes import ENDLESS, ItemRows, Rows, Run, nodes, pinned, rows_of, seeds_of
+from mirrored.data.pipeline.nodes import (
+    ENDLESS,
+    CursorNode,
+    ItemRows,
+    Node,
+    Rows,
+    Run,
+    elements_of,
+    nodes,
+    pinned,
+    rows_of,
+    seeded,
+    seeds_of,
+)
+from mirrored.data.pipeline.storing import FILE, Stored, rows_in, store
+from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.pipeline.transformations import CursorTransformation, OneParent
+from mirrored.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,3 +158,90 @@ class _CacheCursor:
     def close(self) -> None:
         if self._reading is not None:
             self._reading.close()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept(StreamStep, CursorNode):
+    """The operations `cache(filename)` and `snapshot`: write all elements to a file, which later passes read.
+
+    Attributes:
+        folder: The folder of the file.
+        called: The function that the user called, for messages.
+        stored: The file, after it was opened; it is opened or written again if it was deleted or replaced.
+    """
+
+    keeps_elements: ClassVar[bool] = True
+
+    folder: str
+    called: str
+    stored: list[Stored] = dataclasses.field(init=False, default_factory=list)
+
+    def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
+        return {"folder": os.path.join(self.folder, f"worker-{worker}-of-{workers}")}
+
+    def open_cursor(self, run: Run) -> Cursor:
+        if not run.fills_caches and self._existing() is None:
+            return self.parent.cursor(pinned(run))
+        run.forget_left_out()
+        rows = rows_in(self._open(run))
+        return PositionCursor(rows.item, rows.length)
+
+    def kept_seeds(self) -> dict[int, int]:
+        """Returns the random seeds stored in the cache file, as a dict keyed by `id(operation)`.
+
+        An earlier run of the program can have written the file, with other seeds than those of the steps.
+        """
+        stored = self._existing()
+        known = [] if stored is None else stored.seeds
+        return {id(step): seed for step, seed in zip(seeded(self.parent), known, strict=False)}
+
+    def _existing(self) -> Stored | None:
+        if self.stored and not self.stored[0].is_current:
+            self.stored.clear()
+        if not self.stored and (Path(self.folder) / FILE).exists():
+            self.stored.append(Stored(self.folder, self.called))
+        return next(iter(self.stored), None)
+
+    def _open(self, run: Run) -> Stored:
+        if self._existing() is None:
+            used = set[int]()
+            own = dataclasses.replace(pinned(run), makers=(), used_makers=used)
+            with contextlib.closing(elements_of(self.parent, own)) as elements:
+                seeds = list(seeds_of(self.parent, run).values())
+                store(self.parent, self.folder, self.called, elements, seeds, self._unused(used))
+        stored = self._existing()
+        assert stored is not None
+        others = (n for n, (step, seed) in enumerate(self.kept_seeds().items()) if run.seeds.get(step, seed) != seed)
+        if run.continues and not set(stored.unused).issuperset(others):
+            raise InputError(
+                self.called,
+                found=f"{self.folder} was written with other shuffle seeds than the position that you restore (or than "
+                "worker 0 uses)",
+                rule="the stored order must be the order in which the iteration began; another order would lose or "
+                "repeat elements",
+                remedy="delete the folder, so that it is written again with the right seeds, or copy the folder of the "
+                "run that saved the position",
+            )
+        return stored
+
+    def _unused(self, used: set[int]) -> Iterator[int]:
+        """Yields the places, among the seeded steps, of those whose seed affected no element of a pass.
+
+        Such a step makes datasets in which nothing is random, as `flat_map` of files. A step before another cache
+        counts as used, because that cache can have elements of another pass, unless its file says that the step's
+        seed affected none of them.
+
+        Args:
+            used: `Run.used_makers` of the pass, which is over when the first place is asked for.
+        """
+        inner = [cache for cache in nodes(self.parent) if cache.keeps_elements]
+        kept = {id(step) for cache in inner for step in set(nodes(cache)) - set(_without_effect(cache))}
+        for place, step in enumerate(seeded(self.parent)):
+            if step.makes_datasets and id(step) not in used | kept:
+                yield place
+
+
+def _without_effect(cache: Node) -> list[Node]:
+    """Returns the steps before a cache whose seeds affected no element in its file."""
+    stored = cache._existing() if isinstance(cache, Kept) else None
+    return [] if stored is None else [seeded(cache.parent)[place] for place in stored.unused]

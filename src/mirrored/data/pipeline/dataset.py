@@ -190,7 +190,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         TensorFlow: There `filename` is the prefix of several file names, written while the elements are returned.
         """
         if filename:
-            return self._then(storing.Kept(self._node, os.path.abspath(filename), "Dataset.cache"))
+            return self._then(caching.Kept(self._node, os.path.abspath(filename), "Dataset.cache"))
         return self._then(caching.Cached(self._node))
 
     def snapshot(self, path: str | os.PathLike[str], compression: str = "AUTO") -> Self:
@@ -203,7 +203,7 @@ class Dataset(Making, Combining, Grouping, Sampling, Tables, IteratedAsPython):
         TensorFlow: `tf.data.Dataset.snapshot`, without `shard_func` and `reader_func`.
         """
         del compression
-        return self._then(storing.Kept(self._node, os.path.abspath(path), "Dataset.snapshot"))
+        return self._then(caching.Kept(self._node, os.path.abspath(path), "Dataset.snapshot"))
 
     def save(self, path: str | os.PathLike[str], compression: str | None = None) -> None:
         """Writes the elements to a folder, from which `load` reads them.

@@ -42,10 +42,11 @@ class LeftOut:
         return cls(position.get("left_out", None if position.get("count") else []))
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the entry of a saved position; empty if no step leaves out exceptions."""
-        if not self.is_used or self._kinds is None:
+        """Returns the entry of a saved position: None if the exceptions are unknown; no entry if no step omits any."""
+        if not self.is_used:
             return {}
-        return {"left_out": list(self._kinds)}
+        # Also if no element was read: the end of a pass can follow exceptions alone.
+        return {"left_out": None if self._kinds is None else list(self._kinds)}
 
     @contextlib.contextmanager
     def rereading(self, rereads: bool = True) -> Iterator[None]:
@@ -59,7 +60,7 @@ class LeftOut:
 
     def forget(self) -> None:
         """Leaves out all exceptions from now on: a cache has elements of a pass whose exceptions are not known."""
-        self._kinds = None
+        self.is_used, self._kinds = True, None
 
     def note(self, error: Exception) -> None:
         """Records an exception that is about to be left out; raises it if it is new, and its element is read again."""

@@ -20,33 +20,25 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, ClassVar, Final
+from typing import IO, Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 
 from mirrored._typing import PyTree
-from mirrored.data.cursors import Cursor, PositionCursor
 from mirrored.data.elements import Element
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.files import RECORD_OVERHEAD_BYTES, TFRecordWriter, open_file, read_tfrecord
 from mirrored.data.pipeline.nodes import (
-    CursorNode,
     IndexedNode,
     ItemRows,
     Node,
     Rows,
     Run,
-    elements_of,
-    nodes,
-    pinned,
-    seeded,
-    seeds_of,
     with_open_dims,
 )
-from mirrored.data.pipeline.streams import StreamStep
 from mirrored.data.specs import ArraySpec, NoElementError
-from mirrored.errors import ArgumentError, DataFileError, InputError, StructureError
+from mirrored.errors import ArgumentError, DataFileError, StructureError
 
 FILE: Final = "elements.tfrecord"
 _VERSION: Final = 1
@@ -364,87 +356,9 @@ class StoredSource(IndexedNode):
         return self.stored.spec
 
     def open(self, run: Run) -> Rows:
-        return _rows_in(self.stored)
+        return rows_in(self.stored)
 
 
-def _rows_in(stored: Stored) -> Rows:
+def rows_in(stored: Stored) -> Rows:
+    """Returns the elements of a file as random-access rows."""
     return ItemRows(len(stored), stored.__getitem__)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Kept(StreamStep, CursorNode):
-    """The operations `cache(filename)` and `snapshot`: write all elements to a file, which later passes read.
-
-    Attributes:
-        folder: The folder of the file.
-        called: The function that the user called, for messages.
-        stored: The file, after it was opened; it is opened or written again if it was deleted or replaced.
-    """
-
-    keeps_elements: ClassVar[bool] = True
-
-    folder: str
-    called: str
-    stored: list[Stored] = dataclasses.field(init=False, default_factory=list)
-
-    def fields_of_worker(self, worker: int, workers: int) -> dict[str, Any]:
-        return {"folder": os.path.join(self.folder, f"worker-{worker}-of-{workers}")}
-
-    def open_cursor(self, run: Run) -> Cursor:
-        if not run.fills_caches and self._existing() is None:
-            return self.parent.cursor(pinned(run))
-        run.forget_left_out()
-        rows = _rows_in(self._open(run))
-        return PositionCursor(rows.item, rows.length)
-
-    def kept_seeds(self) -> dict[int, int]:
-        """Returns the random seeds stored in the cache file, as a dict keyed by `id(operation)`.
-
-        An earlier run of the program can have written the file, with other seeds than those of the steps.
-        """
-        stored = self._existing()
-        known = [] if stored is None else stored.seeds
-        return {id(step): seed for step, seed in zip(seeded(self.parent), known, strict=False)}
-
-    def _existing(self) -> Stored | None:
-        if self.stored and not self.stored[0].is_current:
-            self.stored.clear()
-        if not self.stored and (Path(self.folder) / FILE).exists():
-            self.stored.append(Stored(self.folder, self.called))
-        return next(iter(self.stored), None)
-
-    def _open(self, run: Run) -> Stored:
-        if self._existing() is None:
-            used = set[int]()
-            own = dataclasses.replace(pinned(run), makers=(), used_makers=used)
-            with contextlib.closing(elements_of(self.parent, own)) as elements:
-                seeds = list(seeds_of(self.parent, run).values())
-                store(self.parent, self.folder, self.called, elements, seeds, self._unused(used))
-        stored = self._existing()
-        assert stored is not None
-        others = (n for n, (step, seed) in enumerate(self.kept_seeds().items()) if run.seeds.get(step, seed) != seed)
-        if run.continues and not set(stored.unused).issuperset(others):
-            raise InputError(
-                self.called,
-                found=f"{self.folder} was written with other shuffle seeds than the position that you restore (or than "
-                "worker 0 uses)",
-                rule="the stored order must be the order in which the iteration began; another order would lose or "
-                "repeat elements",
-                remedy="delete the folder, so that it is written again with the right seeds, or copy the folder of the "
-                "run that saved the position",
-            )
-        return stored
-
-    def _unused(self, used: set[int]) -> Iterator[int]:
-        """Yields the places, among the seeded steps, of those whose seed affected no element of a pass.
-
-        Such a step makes datasets in which nothing is random, as `flat_map` of files. A step before another cache
-        counts as used, because that cache can have elements of another pass.
-
-        Args:
-            used: `Run.used_makers` of the pass, which is over when the first place is asked for.
-        """
-        kept = {id(step) for cache in nodes(self.parent) if cache.keeps_elements for step in nodes(cache)}
-        for place, step in enumerate(seeded(self.parent)):
-            if step.makes_datasets and id(step) not in used | kept:
-                yield place
