@@ -243,5 +243,7 @@ class Kept(StreamStep, CursorNode):
 
 def _without_effect(cache: Node) -> list[Node]:
     """Returns the steps before a cache whose seeds affected no element in its file."""
-    stored = cache._existing() if isinstance(cache, Kept) else None
-    return [] if stored is None else [seeded(cache.parent)[place] for place in stored.unused]
+    if not isinstance(cache, Kept) or (stored := cache._existing()) is None:
+        return []
+    steps = seeded(cache.parent)
+    return [steps[place] for place in stored.unused]
