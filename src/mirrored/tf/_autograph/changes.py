@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import inspect
 import sys
 import threading
 import types
@@ -33,10 +34,14 @@ _MOST_OBJECTS = 20_000  # objects that the search for a changed object visits at
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """An attribute, an item, or the whole content of a list or array, which a branch or a loop body changes."""
+    """An attribute, an item, or the whole content of a list or array, which a branch or a loop body changes.
+
+    The kind "own" is an attribute that is read and written without the property or `__setattr__` of the class; all
+    attributes of this kind together are the kind "state".
+    """
 
     owner: Any = dataclasses.field(compare=False)
-    kind: Literal["attribute", "item", "content"]
+    kind: Literal["attribute", "item", "content", "own", "state"]
     key: Any
     name: str = dataclasses.field(compare=False)
     identity: int
@@ -49,14 +54,29 @@ class Place:
         try:
             if self.kind == "attribute":
                 return getattr(self.owner, self.key)
-            return self.owner.copy() if self.kind == "content" else self.owner[self.key]
+            if self.kind == "state":
+                return dict(vars(self.owner))
+            if self.kind == "own":
+                return vars(self.owner).get(self.key, _default(self))
+            if self.kind == "content":
+                return self.owner.copy()
+            if isinstance(self.owner, dict):
+                return dict.get(self.owner, self.key, Undefined(self.name))  # not `[]`, which adds to a `defaultdict`
+            return self.owner[self.key]
         except (AttributeError, LookupError):
             return Undefined(self.name)
 
     def item(self, key: object) -> Place:
         """Returns the place of an item of the same object."""
-        shown, at, where = self.name.partition(" at ")
-        return Place(self.owner, "item", key, f"{shown}[{key!r}]{at}{where}", self.identity)
+        return self._part("item", key, f"[{key!r}]")
+
+    def own(self, key: str) -> Place:
+        """Returns the place of an attribute of the same object, without the properties of its class."""
+        return self._part("own", key, f".{key}")
+
+    def _part(self, kind: Literal["item", "own"], key: object, shown: str) -> Place:
+        owner, at, where = self.name.partition(" at ")
+        return Place(self.owner, kind, key, f"{owner}{shown}{at}{where}", self.identity)
 
     def write(self, value: object) -> None:
         """Sets the value, and records the former one for the branch or the loop body around this one."""
@@ -73,15 +93,36 @@ class Place:
 
     def put(self, value: object) -> None:
         """Sets the value; removes the item or attribute if the value is undefined."""
+        owner: Any = vars(self.owner) if self.kind == "own" else self.owner
         if self.kind == "content":
-            self.owner[:] = value
+            _built_in(owner, "__setitem__")(owner, slice(None), value)
         elif is_undefined(value):
             with contextlib.suppress(AttributeError, KeyError):
-                delattr(self.owner, self.key) if self.kind == "attribute" else self.owner.__delitem__(self.key)
+                delattr(owner, self.key) if self.kind == "attribute" else _built_in(owner, "__delitem__")(
+                    owner, self.key
+                )
         elif self.kind == "attribute":
-            setattr(self.owner, self.key, value)
+            setattr(owner, self.key, value)
         else:
-            self.owner[self.key] = value
+            _built_in(owner, "__setitem__")(owner, self.key, value)
+
+
+def _built_in(owner: object, method: str) -> Any:
+    """Returns a method of a list, dict or array that is not written in Python, if there is one.
+
+    The method of a subclass of `dict` may do more than store the item, and has run in the branch already.
+    """
+    kind = type(owner)
+    plain = (base for base in kind.__mro__ if _is_container(base) and not _is_python(vars(base).get(method)))
+    return getattr(next((base for base in plain if method in vars(base)), kind), method)
+
+
+def _is_container(kind: type) -> bool:
+    return issubclass(kind, (list, dict, np.ndarray))
+
+
+def _is_python(method: object) -> bool:
+    return isinstance(method, types.FunctionType)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,23 +131,46 @@ class _Record:
 
     place: Place
     before: Any
+    parts: tuple[_Record, ...] = ()
+    """What the object consists of, if a property or method written in Python changes it; then it counts instead."""
 
     def changed(self) -> Iterator[tuple[Place, Any]]:
         """Yields the places that may have changed, with their former values."""
         place, before = self.place, self.before
-        owner = place.owner
-        if place.kind != "content":
+        if place.kind == "state":
+            yield from _changed_attributes(place, before)
+        elif place.kind == "content":
+            yield from _changed_items(place, before)
+        elif not any(True for part in self.parts for _ in part.changed()):
             yield place, before
-        elif isinstance(before, dict):
-            for key in {**before, **owner}:
-                if key not in before or key not in owner or before[key] is not owner[key]:
-                    yield place.item(key), before.get(key, Undefined(place.name))
-        elif isinstance(before, list) and len(owner) == len(before):
-            for i, (old, now) in enumerate(zip(before, owner, strict=True)):
-                if now is not old:
-                    yield place.item(i), old
-        elif isinstance(before, list) or owner.tobytes() != before.tobytes():  # NaN equals NaN
-            yield place, before
+
+
+def _changed_attributes(place: Place, before: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
+    for key in {**before, **vars(place.owner)}:
+        own = place.own(key)
+        old = before[key] if key in before else _default(own)
+        if _differ(own.read(), old):
+            yield own, old
+
+
+def _default(own: Place) -> Any:
+    """Returns the value that the class gives to an attribute which the object lacks."""
+    found = getattr(type(own.owner), own.key, None)
+    return Undefined(own.name) if found is None or hasattr(type(found), "__get__") else found
+
+
+def _changed_items(place: Place, before: Any) -> Iterator[tuple[Place, Any]]:
+    owner = place.owner
+    if isinstance(before, dict):
+        for key in {**before, **owner}:
+            if key not in before or key not in owner or before[key] is not owner[key]:
+                yield place.item(key), before.get(key, Undefined(place.name))
+    elif isinstance(before, list) and len(owner) == len(before):
+        for i, (old, now) in enumerate(zip(before, owner, strict=True)):
+            if now is not old:
+                yield place.item(i), old
+    elif isinstance(before, list) or owner.tobytes() != before.tobytes():  # NaN equals NaN
+        yield place, before
 
 
 def _differ(one: object, two: object) -> bool:
@@ -130,6 +194,31 @@ class Changes:
         if place not in self._records:
             with contextlib.suppress(Exception):  # from the user's `__getitem__` or property
                 self._records[place] = _Record(place, place.read())
+
+    def note_parts(self, owner: Any, name: str, place: Place | None) -> None:
+        """Records the attributes of an object, and the lists, dicts and arrays in them, because code of its class runs.
+
+        The code is that of a property or of `__setitem__`. It has run once in the branch, and is not to run again to
+        undo and repeat what it did. If it changes none of these parts, it changes other objects: then the value of the
+        property or item itself is read and set.
+
+        Args:
+            owner: The object.
+            name: How the code refers to the object, for messages.
+            place: The property or item; None if it is recorded anyway or cannot be.
+        """
+        state = Place(owner, "state", None, name, id(owner))
+        places = [state] if hasattr(owner, "__dict__") else []
+        for key, value in vars(owner).items() if places else ():
+            if isinstance(value, (list, dict)) or _is_buffer(value):
+                places.append(Place(value, "content", None, state.own(key).name, id(value)))
+        for part in places:
+            self.note(part)
+        if place is not None and place not in self._records:
+            self.note(place)
+            if place in self._records:
+                parts = tuple(self._records[part] for part in places if part in self._records)
+                self._records[place] = dataclasses.replace(self._records[place], parts=parts)
 
     def found(self) -> dict[Place, Any]:
         """Returns the changed places with their new values, and undoes the changes.
@@ -182,9 +271,25 @@ def changing(owner: Any, attribute: str | None, name: str) -> Any:
     name = f"{name} at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     if attribute is None and not (isinstance(owner, (list, dict)) or _is_buffer(owner)):
         return _Items(owner, name) if hasattr(type(owner), "__setitem__") else owner
-    kind: Literal["attribute", "content"] = "content" if attribute is None else "attribute"
-    _threads.changes[-1].note(Place(owner, kind, attribute, name, id(owner)))
+    changes = _threads.changes[-1]
+    if attribute is not None:
+        place = Place(owner, "attribute", attribute, name, id(owner))
+        if _is_property(type(owner), attribute):
+            changes.note_parts(owner, name, place)
+        else:
+            changes.note(place)
+        return owner
+    changes.note(Place(owner, "content", None, name, id(owner)))
+    if _is_python(type(owner).__setitem__):
+        changes.note_parts(owner, name, None)
     return owner
+
+
+def _is_property(kind: type, name: str) -> bool:
+    """Returns whether code of a class runs when an attribute is assigned, as that of a property."""
+    found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    native = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    return inspect.isdatadescriptor(found) and not isinstance(found, native)
 
 
 def _is_buffer(owner: object) -> bool:
@@ -210,8 +315,13 @@ class _Items:
         del self._whole.owner[key]
 
     def _note(self, key: object) -> None:
-        if isinstance(key, Hashable) and not isinstance(key, (slice, tuple)):
-            _threads.changes[-1].note(self._whole.item(key))
+        can_note = isinstance(key, Hashable) and not isinstance(key, (slice, tuple))
+        place = self._whole.item(key) if can_note else None
+        owner, changes = self._whole.owner, _threads.changes[-1]
+        if _is_python(type(owner).__setitem__):
+            changes.note_parts(owner, self._whole.name, place)
+        elif place is not None:
+            changes.note(place)
 
 
 def _reachable(body: Callable[..., object], wanted: set[int]) -> set[int]:

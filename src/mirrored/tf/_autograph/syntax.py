@@ -164,17 +164,18 @@ class StatementTransformer(ast.NodeTransformer):
 
 
 class ChangeTransformer(ast.NodeTransformer):
-    """Announces the object of each assignment to an item, or to an attribute of an expression: ``ag__.changing(a)[i]``.
+    """Announces the object of each assignment to an item or attribute: ``ag__.changing(a)[i]``.
 
-    AutoGraph's passes make an item or attribute part of the state of a branch only if constants and names identify it
-    (`a[0]`, `a.b`), and read an item at another index if the branch assigns the name that is its index.
+    AutoGraph's passes make an item or attribute part of the state of a branch if constants and names identify it
+    (`a[0]`, `a.b`). Two such expressions, or one of them before and after the name is assigned, can denote different
+    values than the passes assume. Of an announced object the value itself is known.
     """
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:
         return self._announced(node, None)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
-        return node if _is_name(node) else self._announced(node, node.attr)
+        return self._announced(node, node.attr)
 
     def _announced(self, node: _Target, attribute: str | None) -> _Target:
         text = ast.unparse(node if attribute else node.value)
@@ -183,11 +184,6 @@ class ChangeTransformer(ast.NodeTransformer):
             function = ast.parse("ag__.changing", mode="eval").body
             node.value = ast.Call(function, [node.value, ast.Constant(attribute), ast.Constant(text)], [])
         return node
-
-
-def _is_name(node: ast.expr) -> bool:
-    """Returns whether an expression is a name or an attribute of a name, like `a` and `a.b.c`."""
-    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
 
 
 class NestedConditionalTransformer(ast.NodeTransformer):
