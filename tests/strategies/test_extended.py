@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+import mirrored.tf as tf
 from mirrored.errors import ArgumentError, ContextError
 from strategies.programs import fid, parts, per_replica
 
@@ -94,10 +95,12 @@ def test_update_with_values_that_were_all_reduced_in_the_replicas(way):
         np.testing.assert_allclose(result, v.numpy())
 
 
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM"])
 @few
-def test_update_refuses_values_that_differ_between_replicas(way):
-    """Replicas' own gradients must be reduced before a variable without aggregation is assigned."""
-    v = variable(way.strategy, [1.0, 2.0])
+def test_update_refuses_values_that_differ_between_replicas(way, aggregation):
+    """Replicas' own gradients must be reduced before a variable that is not averaged is assigned."""
+    with way.strategy.scope():
+        v = mr.Variable(jnp.asarray([1.0, 2.0]), aggregation=mr.VariableAggregation[aggregation])
 
     def merge(strategy, gradient):
         strategy.extended.update(v, lambda var, g: var.assign_sub(g), args=(gradient,))
@@ -109,6 +112,33 @@ def test_update_refuses_values_that_differ_between_replicas(way):
     with pytest.raises(mr.errors.ReplicaDivergenceError, match="would differ between replicas"):
         way.compile(lambda: way.strategy.run(replica))()
     np.testing.assert_array_equal(v.numpy(), [1.0, 2.0])
+
+
+UPDATES = {
+    "assign": lambda v, g: v.assign(v.read_value() - g),
+    "assign_sub": lambda v, g: v.assign_sub(g),
+    "scatter_sub": lambda v, g: v.scatter_sub(tf.IndexedSlices(g, jnp.arange(2))),
+}
+
+
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+@pytest.mark.parametrize("method", UPDATES)
+@few
+def test_update_assigns_what_each_copy_is_to_have(way, method, aggregation):
+    """Equal values of all replicas, of which the library does not know that they are equal, are not summed."""
+    with way.strategy.scope():
+        v = mr.Variable(jnp.asarray([10.0, 20.0]), aggregation=mr.VariableAggregation[aggregation])
+
+    def merge(strategy, gradient):
+        strategy.extended.update(v, UPDATES[method], args=(gradient,))
+
+    def replica(zero):
+        context = mr.get_replica_context()
+        context.merge_call(merge, args=(zero + jnp.asarray([1.0, 2.0]),))
+        context.merge_call(merge, args=(context.all_reduce("MEAN", zero + 1.0) * jnp.asarray([1.0, 2.0]),))
+
+    way.compile(lambda zero: way.strategy.run(replica, args=(zero,)))(jnp.float32(0))
+    np.testing.assert_allclose(v.numpy(), [8.0, 16.0])
 
 
 def test_destinations(two):

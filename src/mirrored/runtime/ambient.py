@@ -38,6 +38,7 @@ class Ambient:
         creators: The variable creators of the open `variable_creator_scope` blocks, innermost last.
         element: The random numbers of the dataset's function that is called; None outside of such functions.
         shapes: Records the variables whose shape may change and which a trace uses; None outside of such traces.
+        updates: Whether replicas run the function of `StrategyExtended.update`, whose values are reduced already.
     """
 
     strategies: tuple[Any, ...] = ()
@@ -49,6 +50,7 @@ class Ambient:
     creators: tuple[Callable[..., Any], ...] = ()
     element: ElementDraws | None = None
     shapes: OpenShapes | None = None
+    updates: bool = False
 
     @property
     def device_assignment(self) -> Any:

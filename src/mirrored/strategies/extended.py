@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import jax
 from mirrored._blocks import contextmanager
 from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.errors import ArgumentError, ContextError
-from mirrored.runtime.ambient import ambient
+from mirrored.runtime.ambient import ambient, within
 from mirrored.strategies import reducing
 from mirrored.strategies.argument_checks import as_arguments
 from mirrored.strategies.checks import refuse_in_replica
@@ -123,9 +124,10 @@ class StrategyExtended:
         """Calls ``fn(var, *args, **kwargs)`` to update a variable on all replicas.
 
         Context: cross-replica. A mirrored variable is updated once for all replicas. For a sync-on-read variable, and
-        if an argument is a per-replica value, every replica calls `fn` with its own components, as in `run`: what the
-        replicas assign to a mirrored variable must be equal, or is aggregated. In replica context, `fn` is called
-        directly.
+        if an argument is a per-replica value, every replica calls `fn` with its own components, as in `run`. What the
+        replicas assign to a mirrored variable must be equal, or is averaged if its aggregation is MEAN and taken from
+        the first replica if that is ONLY_FIRST_REPLICA. Other aggregations do not apply: each replica assigns the value
+        that its copy is to have, as in TensorFlow. In replica context, `fn` is called directly.
 
         Args:
             var: The variable.
@@ -137,7 +139,7 @@ class StrategyExtended:
 
         Raises:
             ArgumentError: `var` is not a variable of this strategy, or `args` is not a list or tuple.
-            ReplicaDivergenceError: The replicas assign different values to a mirrored variable without aggregation.
+            ReplicaDivergenceError: The replicas assign different values to a mirrored variable, which is not averaged.
         """
         if not isinstance(var, Variable) or (
             self._strategy.device_assignment is not None and var.strategy is not self._strategy
@@ -150,7 +152,7 @@ class StrategyExtended:
             )
         args = as_arguments("StrategyExtended.update", args, "update(var, fn, args=(x,))")
         if ambient().replica is None and (var.per_replica or _has_components((args, kwargs))):
-            results = self._strategy.run(fn, args=(var, *args), kwargs=kwargs)
+            results = self._strategy.run(_as_update(fn), args=(var, *args), kwargs=kwargs)
             return results if group else self._strategy.experimental_local_results(results)
         own = structures.map_leaves(
             lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf, (args, kwargs or {})
@@ -331,6 +333,17 @@ def _read_or_copied(leaf: Leaf) -> Any:
     Any other leaf is returned unchanged (`as_given`).
     """
     return leaf.read_value() if isinstance(leaf, Variable) else as_given(leaf)
+
+
+def _as_update(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `fn`, for replicas that assign the values of their copies: they are not summed."""
+
+    @functools.wraps(fn)
+    def update(*args: Any, **kwargs: Any) -> Any:
+        with within(updates=True):
+            return fn(*args, **kwargs)
+
+    return update
 
 
 def _has_components(tree: PyTree) -> bool:

@@ -320,7 +320,7 @@ def _write_in_replica(assignment: Assignment, value: object, store: VariableStor
 def _is_aggregated(assignment: Assignment) -> bool:
     """Returns whether the values that the replicas of a run assign to a variable are aggregated."""
     variable = assignment.variable
-    if not assignment.aggregates:
+    if not _aggregates(assignment):
         return False
     # Eager replicas assign a plain variable in turn; only the sum of what they add is the same in a compiled run.
     if variable.device_assignment is not None or variable.internal:
@@ -329,10 +329,20 @@ def _is_aggregated(assignment: Assignment) -> bool:
     return adds or variable.is_sum_of_components  # without components, which `_write_in_replica` refuses
 
 
+def _aggregates(assignment: Assignment) -> bool:
+    """Returns whether a variable's aggregation applies to the values that replicas assign.
+
+    In the function of `StrategyExtended.update` each replica assigns the value that its copy is to have, so a sum of
+    these values, or a custom reduction, is not applied; the values must be equal.
+    """
+    is_mean = assignment.variable.aggregation in (VariableAggregation.MEAN, VariableAggregation.ONLY_FIRST_REPLICA)
+    return assignment.aggregates and (is_mean or not ambient().updates)
+
+
 def _aggregated_alone(assignment: Assignment, value: object) -> Any:
     """Applies a variable's custom reduction to the value of a single replica; without one, returns the value."""
     variable = assignment.variable
-    is_custom = assignment.aggregates and not isinstance(variable.aggregation, VariableAggregation)
+    is_custom = _aggregates(assignment) and not isinstance(variable.aggregation, VariableAggregation)
     if variable.device_assignment is None or variable.per_replica or not is_custom:
         return value
     return reduced_single_replica(as_reduce_op(variable.aggregation), assignment.term(value))
