@@ -39,6 +39,18 @@ def test_all_workers_restore_the_same_older_checkpoint_or_none_saves(tmp_path):
         assert is_unharmed
 
 
+def test_a_restore_that_fails_on_one_worker_restores_nothing_on_any(tmp_path):
+    """The programs catch the error and go on with equal values."""
+    workers = run("failing_restores", [1, 1], tmp_path, str(tmp_path))
+    assert len(workers[0]) == 10
+    for index, outcomes in enumerate(workers):
+        for case, (found, state, total) in outcomes.items():
+            assert state == [[0.0, 0.0], 0, []], case
+            assert total == [2.0, 2.0], case
+            assert found != "no error", case
+            assert ("worker 1: " in found) == (index == 0), (case, found)
+
+
 def training() -> Any:
     specification = importlib.util.spec_from_file_location("training", PROGRAMS / "training.py")
     assert specification is not None

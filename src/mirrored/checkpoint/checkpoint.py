@@ -19,15 +19,15 @@ from mirrored.checkpoint.immutable_parts import ArraysSaved, log_replaced, log_u
 from mirrored.checkpoint.keepers import keepers
 from mirrored.checkpoint.late_state import report_late
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf
-from mirrored.checkpoint.manifest import Manifest, read_manifest
+from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
 from mirrored.checkpoint.objects import NEWEST, Part, root_parts
 from mirrored.checkpoint.places import Attribute, Place, Root, refuse_private
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
-from mirrored.checkpoint.sharing import check_same_files, on_all_workers, with_all_positions, writes_here
+from mirrored.checkpoint.sharing import on_all_workers, same_files, with_all_positions, writes_here
 from mirrored.checkpoint.succession import Succession
-from mirrored.checkpoint.writing import Writer, actual, check_replaceable, wait_for_writers, write
+from mirrored.checkpoint.writing import Writer, check_replaceable, wait_for_writers, write
 from mirrored.errors import ArgumentError, CheckpointError
 from mirrored.runtime import hooks
 from mirrored.runtime.ambient import within
@@ -56,7 +56,8 @@ class Checkpoint:
     without aggregation saves the component of every replica. Each replica that had a component is restored; additional
     replicas keep theirs.
 
-    All workers of a job save and restore together, at the same step. A checkpoint that they save under one path is
+    All workers of a job save and restore together, at the same step; a restore that fails on one worker changes nothing
+    on any worker and raises an error on all. A checkpoint that they save under one path is
     written once, by worker 0. It stores the position of an iterator per worker if the positions differ.
 
     Args:
@@ -370,9 +371,7 @@ class Checkpoint:
             return RestoreStatus(None, lambda: match(self.graph(), Manifest({}, {}, {})))
         save_path = as_path(save_path, called, "save_path")
         on_all_workers(called, "wait for pending saves", self._wait_for_all)  # another worker may be writing it
-        check_same_files(called, Path(save_path).absolute())
-        directory = actual(Path(save_path).absolute())
-        manifest = read_manifest(directory)
+        directory, manifest = same_files(called, Path(save_path).absolute())
         with outside_of_steps(called):
             if COUNTER in manifest.leaves:
                 _ = self.save_counter

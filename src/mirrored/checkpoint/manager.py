@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -272,13 +271,8 @@ class CheckpointManager:
             path = paths[-1]
             seen.add(path)
             try:
-                # `on_all_workers` raises an error of one worker on all of them. Otherwise a worker that cannot read a
-                # file would continue with different state.
-                status: RestoreStatus = on_all_workers(
-                    called,
-                    f"restore {Path(path).name}",
-                    functools.partial(self._checkpoint.restore_from, path, called=called, strict=not partial),
-                )
+                # An error of one worker is raised on all of them, so that all continue with the same checkpoint.
+                status = self._checkpoint.restore_from(path, called=called, strict=not partial)
                 self._restored = status.expect_partial() if is_intended else status
             except (DamagedCheckpointError, MissingCheckpointError) as error:
                 if not _is_gone(path, called):

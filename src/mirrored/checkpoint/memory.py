@@ -221,6 +221,8 @@ def restore_snapshot(checkpoint: Checkpoint, manifest: Manifest) -> None:
 
 
 class _FromMemory(Restoration):
+    _on_all_workers = False  # workers that have lived through a failure do not restore
+
     def __init__(self, manifest: Manifest, look: Callable[[], Any]) -> None:
         super().__init__(_PLACE, manifest, look)
 

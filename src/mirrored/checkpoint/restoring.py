@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from mirrored._blocks import contextmanager
 from mirrored._jax.traces import eager
@@ -30,6 +30,8 @@ from mirrored.runtime.ambient import ambient, within
 from mirrored.variables.state_lock import together
 
 _log = logging.getLogger("mirrored.checkpoint")
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -59,6 +61,9 @@ class Restoration:
         manifest: The manifest of the checkpoint.
         look: Returns the current state of the program.
     """
+
+    _on_all_workers: ClassVar[bool] = True
+    """Whether all workers restore together, from the same files."""
 
     def __init__(self, directory: Path, manifest: Manifest, look: Callable[[], Graph]) -> None:
         self._directory, self._manifest, self._look = directory, manifest, look
@@ -252,30 +257,56 @@ class Restoration:
         )  # fmt: skip
 
     def _restore(self, called: str, wanted: Callable[[str, Leaf], bool], *, strict: bool, first: bool) -> None:
-        graph = self._look()
-        found = match(graph, self._manifest)
-        found = self._relevant_mismatches(found, graph, wanted)
-        _check(found, self._directory, called, strict=False, first=first)
-        check_groups(found.regrouped, self._directory, called)
-        if not self._held:
-            self._verify()
+        graph, found = self._agreed(called, "check", lambda: self._checked(called, wanted, first=first), first)
         chosen = {name for name, (_, leaf) in found.pairs.items() if self._is_new(name) and wanted(name, leaf)}
         if _make_slots(graph, found, self._manifest):
             # The new slots add names to the program, so both sides are matched again.
             graph = self._look()
             before, found = found, self._relevant_mismatches(match(graph, self._manifest), graph, wanted)
             chosen |= found.pairs.keys() - before.pairs.keys()
-        _check_keras_slots(graph, found, self._manifest, self._directory, called)
-        expected = tuple(name for name in found.unexpected if name not in self._manifest.carried)
-        _check(dataclasses.replace(found, unexpected=expected), self._directory, called, strict=strict, first=first)
         todo = [found.pairs[name] for name in found.pairs if name in chosen]
-        values = self._values([source for source, _ in todo])
-        # All workers read the same files, so what they assign need not be compared.
-        with outside_of_steps(called), skipping_comparisons():
-            _put([(leaf, own_position(values[source], source, called)) for source, leaf in todo], self._put_one)
+        undos: list[Undo] = []
+
+        def put() -> None:
+            _check_keras_slots(graph, found, self._manifest, self._directory, called)
+            expected = tuple(name for name in found.unexpected if name not in self._manifest.carried)
+            _check(dataclasses.replace(found, unexpected=expected), self._directory, called, strict=strict, first=first)
+            values = self._values([source for source, _ in todo])
+            # All workers read the same files, so what they assign need not be compared.
+            with outside_of_steps(called), skipping_comparisons():
+                own = [(leaf, own_position(values[source], source, called)) for source, leaf in todo]
+                _put(own, self._put_one, undos)
+
+        try:
+            self._agreed(called, "restore", put, first)
+        except BaseException:
+            for undo in reversed(undos):
+                with contextlib.suppress(Exception):
+                    undo()
+            raise
         log_unnamed({name: leaf for name, (_, leaf) in found.pairs.items() if name in chosen}, self._directory)
         self._done |= chosen
         self._used.update(source for source, _ in todo)
+
+    def _checked(self, called: str, wanted: Callable[[str, Leaf], bool], *, first: bool) -> tuple[Graph, Match]:
+        """Returns the program's state, and the result of comparing it with the checkpoint; checks the files, too."""
+        graph = self._look()
+        found = self._relevant_mismatches(match(graph, self._manifest), graph, wanted)
+        _check(found, self._directory, called, strict=False, first=first)
+        check_groups(found.regrouped, self._directory, called)
+        if not self._held:
+            self._verify()
+        return graph, found
+
+    def _agreed(self, called: str, step: str, work: Callable[[], T], first: bool) -> T:
+        """Calls `work`; if it fails on one worker, raises the error on all workers, so that none is restored alone.
+
+        Only the first restore of a checkpoint is a call of all workers. Later ones follow when a worker creates state.
+        """
+        if not (first and self._on_all_workers):
+            return work()
+        result: T = on_all_workers(called, f"{step} {self._directory.name}", work, shares=Exception)
+        return result
 
     def _put_one(self, leaf: Leaf, saved: Saved) -> Undo:
         return leaf.put(saved)
@@ -406,19 +437,12 @@ def _optimizers_to_build(graph: Graph, found: Match, manifest: Manifest) -> list
     return todo
 
 
-def _put(todo: list[tuple[Leaf, Saved]], put_one: Callable[[Leaf, Saved], Undo]) -> None:
-    """Restores all values, or none if one fails; iterator positions come first, because they run user code."""
+def _put(todo: list[tuple[Leaf, Saved]], put_one: Callable[[Leaf, Saved], Undo], undos: list[Undo]) -> None:
+    """Restores all values, iterator positions first, because they run user code; adds what undoes each to `undos`."""
     todo = sorted(todo, key=lambda pair: not isinstance(pair[0], (PositionLeaf, GeneratorLeaf)))
-    undos: list[Undo] = []
 
     def put() -> None:
         for leaf, saved in todo:
             undos.append(put_one(leaf, saved))
 
-    try:
-        together(put)
-    except BaseException:
-        for undo in reversed(undos):
-            with contextlib.suppress(Exception):
-                undo()
-        raise
+    together(put)

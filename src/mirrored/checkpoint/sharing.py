@@ -18,7 +18,14 @@ from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.writing import actual
 from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.data.common_position import common_position
-from mirrored.errors import CheckpointError, CheckpointMismatchError, DamagedCheckpointError, MissingCheckpointError
+from mirrored.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    DamagedCheckpointError,
+    DisagreementError,
+    MirroredError,
+    MissingCheckpointError,
+)
 
 _WORKERS: Final = "__workers__"
 
@@ -71,21 +78,31 @@ def own_position(saved: Saved, name: str, called: str) -> Saved:
     )
 
 
-def on_all_workers(called: str, question: str, work: Callable[[], Any]) -> Any:
+def on_all_workers(
+    called: str, question: str, work: Callable[[], Any], *, shares: type[Exception] = CheckpointError
+) -> Any:
     """Calls `work` on every worker; if one worker fails with a `CheckpointError`, raises the error on all workers.
+
+    Args:
+        called: The function that the user called, for messages.
+        question: A label of the exchange, equal on all workers.
+        work: The function. If it changes something, the caller undoes that after an error, also one of another worker.
+        shares: The errors that are raised on all workers. Others leave the other workers waiting.
 
     Raises:
         CheckpointError: `work` failed on this worker or on another one.
     """
     if not several_workers():
         return work()
-    result, error = None, None
+    result: Any = None
+    error: Exception | None = None
     try:
         result = work()
-    except CheckpointError as caught:
+    except DisagreementError:  # it is raised on the other workers, too, and they take part in no further exchange
+        raise
+    except shares as caught:
         error = caught
-    parts = None if error is None else [type(error).__name__, error.called, error.found, error.rule, error.remedy]
-    errors = host_allgather(called, question, parts)
+    errors = host_allgather(called, question, None if error is None else _described(error, called))
     for worker, theirs in enumerate(errors):
         if theirs is not None:
             # All workers raise the error of the same worker, so that their control flow does not diverge.
@@ -98,15 +115,33 @@ def on_all_workers(called: str, question: str, work: Callable[[], Any]) -> Any:
     return result
 
 
-def check_same_files(called: str, path: Path) -> None:
-    """Raises an error on all workers unless all of them are about to restore the same checkpoint.
+def _described(error: Exception, called: str) -> list[str]:
+    """Returns the parts of the error that the other workers raise."""
+    if isinstance(error, MirroredError):
+        return [type(error).__name__, error.called, error.found, error.rule, error.remedy]
+    return [
+        type(error).__name__,
+        called,
+        f"{type(error).__name__}: {error}",
+        "either all workers restore a checkpoint, or none; nothing was restored",
+        f"remove the cause on that worker, whose error has the traceback, and call {called} again on all workers",
+    ]
+
+
+def same_files(called: str, path: Path) -> tuple[Path, Manifest]:
+    """Returns the folder and the manifest of a checkpoint that all workers are about to restore.
 
     Raises:
         CheckpointError: A worker does not find the checkpoint, or finds a different one.
     """
+
+    def read() -> tuple[Path, Manifest]:
+        directory = actual(path)
+        return directory, read_manifest(directory)
+
+    directory, manifest = on_all_workers(called, f"read the checkpoint {path.name}", read)
     if not several_workers():
-        return
-    manifest = on_all_workers(called, f"read the checkpoint {path.name}", lambda: read_manifest(actual(path)))
+        return directory, manifest
     marks = host_allgather(called, f"compare the checkpoint {path.name}", digest(to_json(dataclasses.asdict(manifest))))
     different = [worker for worker, mark in enumerate(marks) if mark != marks[0]]
     if different:
@@ -116,6 +151,7 @@ def check_same_files(called: str, path: Path) -> None:
             rule="all workers must restore the same checkpoint",
             remedy="store checkpoints on a file system that all workers share, and pass the same path on all workers",
         )
+    return directory, manifest
 
 
 _KINDS: Final[dict[str, type[CheckpointError]]] = {
