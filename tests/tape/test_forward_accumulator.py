@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mirrored as mr
 from mirrored.compilation import function
 from mirrored.errors import ArgumentError, StructureError
 from mirrored.tape import GradientTape
@@ -136,3 +137,34 @@ def test_misuse(x):
         ForwardAccumulator([x], x)
     with along(x) as accumulator, pytest.raises(ArgumentError, match="already recording"):
         accumulator.__enter__()
+
+
+COLLECTIVES = {
+    "SUM": lambda context, x: context.all_reduce("SUM", x),
+    "MEAN": lambda context, x: context.all_reduce("MEAN", x),
+    "gather": lambda context, x: jnp.sum(context.all_gather(x, 0)),
+    "merge": lambda context, x: context.merge_call(lambda s, one: s.reduce("SUM", one, axis=None), (x,)),
+}
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.ways(replicas=(1, 4))
+def test_a_collective_in_the_block(way, collective):
+    """The tangents of all replicas are reduced, as the values are."""
+
+    def replica(x, tangent):
+        with ForwardAccumulator(x, tangent) as accumulator:
+            total = COLLECTIVES[collective](mr.get_replica_context(), x**2)
+            y = total * x
+        return accumulator.jvp(y)
+
+    x, tangent = jnp.arange(1.0, 1.0 + way.num_replicas), jnp.arange(3.0, 3.0 + way.num_replicas)
+    step = way.compile(lambda *args: way.strategy.run(replica, args=args))
+    found = step(*(mr.PerReplica([one[i : i + 1] for i in range(way.num_replicas)]) for one in (x, tangent)))
+
+    def whole(x):
+        total = jnp.sum(x**2)
+        return x * (total / way.num_replicas if collective == "MEAN" else total)
+
+    _, expected = jax.jvp(whole, (x,), (tangent,))
+    np.testing.assert_allclose(np.concatenate(way.strategy.experimental_local_results(found)), expected, rtol=1e-6)

@@ -145,6 +145,8 @@ class ForwardAccumulator:
         value = payload_of(target_value(target))
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return None
+        if self._tape.waits_for_replicas:
+            return self._along_by_tapes(target, value)
         connected: list[int] = []
 
         def pull(cotangent: jax.Array) -> list[jax.Array]:
@@ -166,8 +168,29 @@ class ForwardAccumulator:
         return result
 
 
+    def _along_by_tapes(self, target: Any, value: jax.Array) -> Any:
+        """Computes the derivative of a recorded merge, whose gradient replicas cannot compute under a transform of JAX.
+
+        A second tape records the backward pass, which is linear in the cotangent; its gradient is the transpose.
+        """
+        with GradientTape(watch_accessed_variables=False) as tape:
+            cotangent = jnp.zeros(value.shape, value.dtype)
+            tape.watch(cotangent)
+            gradients = self._tape.gradient(target, self._primals, output_gradients=cotangent)
+        connected = [place for place, one in enumerate(gradients) if one is not None]
+        if not connected:
+            return None
+        tangents = [self._tangents[place] for place in connected]
+        return tape.gradient([gradients[place] for place in connected], cotangent, output_gradients=tangents)
+
+
 class _ForwardTape(GradientTape):
     """The tape on which a `ForwardAccumulator` records operations."""
+
+    @property
+    def waits_for_replicas(self) -> bool:
+        """Whether a recorded operation runs once for all replicas, so that its gradient needs all of them, too."""
+        return any(record.needs_all_replicas for record in self._recorder.records)
 
     @property
     def is_recording(self) -> bool:
