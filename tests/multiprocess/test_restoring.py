@@ -42,8 +42,10 @@ def test_all_workers_restore_the_same_older_checkpoint_or_none_saves(tmp_path):
 def test_a_restore_that_fails_on_one_worker_restores_nothing_on_any(tmp_path):
     """The programs catch the error and go on with equal values."""
     workers = run("failing_restores", [1, 1], tmp_path, str(tmp_path))
-    assert len(workers[0]) == 10
-    for index, outcomes in enumerate(workers):
+    for index, (outcomes, steps) in enumerate(workers):
+        assert len(outcomes) == 10
+        assert "worker 0 saves ckpt-2, and worker 1 saves ckpt-3 to" in steps[0]
+        assert steps[1:] == ["ckpt-1"]
         for case, (found, state, total) in outcomes.items():
             assert state == [[0.0, 0.0], 0, []], case
             assert total == [2.0, 2.0], case

@@ -230,7 +230,7 @@ class Checkpoint:
 
     def _write(self, save_path: PathLike, series: str, writer: Checkpoint | None, *, wait: bool) -> SeriesLock | None:
         called, path = "Checkpoint.write", Path(save_path).absolute()
-        writes, manifest = writes_here(called, path), self.snapshot()
+        writes, manifest = writes_here(called, path, is_numbered=writer is not None), self.snapshot()
 
         def make_ready() -> SeriesLock | None:
             self._writer.wait()

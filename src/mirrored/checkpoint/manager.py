@@ -204,7 +204,7 @@ class CheckpointManager:
             return None
         path = os.path.join(self._directory, f"{self._name}-{number}")
         where = Path(path).absolute()
-        writes = writes_here("CheckpointManager.save", where)
+        writes = writes_here("CheckpointManager.save", where, is_numbered=True)
         on_all_workers(
             "CheckpointManager.save", "wait for the previous checkpoint", lambda: self._make_ready(where, writes)
         )

@@ -7,7 +7,7 @@ TensorFlow programs do for all workers but the chief, the first worker of each p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,12 +35,37 @@ def several_workers() -> bool:
     return distributed.is_connected()
 
 
-def writes_here(called: str, path: Path) -> bool:
-    """Returns whether this worker is the first of those that save to `path`, and so writes the checkpoint."""
+def writes_here(called: str, path: Path, *, is_numbered: bool = False) -> bool:
+    """Returns whether this worker is the first of those that save to `path`, and so writes the checkpoint.
+
+    Args:
+        called: The function that the user called, for messages.
+        path: Where this worker saves.
+        is_numbered: Whether the path ends with the number of a step, equal on all workers that save to one folder.
+
+    Raises:
+        CheckpointError: Workers save different steps to one folder. All workers raise it.
+    """
     if not several_workers():
         return True
     paths = host_allgather(called, "save a checkpoint", str(path))
+    if is_numbered:
+        _check_same_step(called, [Path(one) for one in paths])
     return bool(paths.index(str(path)) == distributed.this_process())
+
+
+def _check_same_step(called: str, paths: Sequence[Path]) -> None:
+    series = [(one.parent, one.name.rpartition("-")[0]) for one in paths]
+    for worker, path in enumerate(paths):
+        first = series.index(series[worker])
+        if path != paths[first]:
+            names = f"worker {first} saves {paths[first].name}, and worker {worker} saves {path.name}"
+            raise CheckpointError(
+                called,
+                found=f"{names} to {path.parent}",
+                rule="all workers that save to one folder save the same step together",
+                remedy="pass the step that all workers have executed, or give each worker a folder of its own",
+            )
 
 
 def with_all_positions(manifest: Manifest, called: str) -> Manifest:

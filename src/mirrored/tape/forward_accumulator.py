@@ -167,7 +167,6 @@ class ForwardAccumulator:
             (result,) = derivative(tangents)
         return result
 
-
     def _along_by_tapes(self, target: Any, value: jax.Array) -> Any:
         """Computes the derivative of a recorded merge, whose gradient replicas cannot compute under a transform of JAX.
 

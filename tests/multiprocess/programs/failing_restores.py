@@ -1,4 +1,4 @@
-"""Restores that fail on one worker only: ``failing_restores.py FOLDER``."""
+"""Restores that fail on one worker only, and saves of unequal steps: ``failing_restores.py FOLDER``."""
 
 from __future__ import annotations
 
@@ -100,5 +100,18 @@ KINDS = (
     "a disk that fails",
     "shorter data",
 )
+
+
+def outcome_of_unequal_steps() -> list[str]:
+    manager = CheckpointManager(Checkpoint(n=1), folder / "steps")
+    manager.save(1)
+    try:
+        manager.save(2 + me)
+    except Exception as error:
+        manager.wait()
+        return [str(error).partition("\n")[0], *(Path(path).name for path in manager.checkpoints)]
+    return []
+
+
 found = {f"{kind}, {how}": outcome(kind, how) for kind in KINDS for how in ("restore", "restore_latest")}
-print("RESULT", json.dumps(found), flush=True)
+print("RESULT", json.dumps([found, outcome_of_unequal_steps()]), flush=True)
