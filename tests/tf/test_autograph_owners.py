@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import weakref
 from typing import Any
 
 import pytest
 
 import mirrored.tf as tf
+from mirrored.tf._errors import InvalidArgumentError
 
 
 class Plain:
@@ -320,6 +322,120 @@ def by_items_of_an_ordered_dict(a, b):
     return sum(k * one for k, one in zip([1, 100], d.values(), strict=True))
 
 
+class Marking:
+    """Its setter changes the object, and another one."""
+
+    mark: Any = None
+
+    def __init__(self, value: Any) -> None:
+        self._inner = Plain(value)
+        self.sets = 0
+
+    @property
+    def x(self) -> Any:
+        return self._inner.s
+
+    @x.setter
+    def x(self, value: Any) -> None:
+        self.mark = value
+        self.sets += 1
+        self._inner.s = value
+
+
+class Mirroring(dict[str, Any]):
+    def __init__(self, value: Any) -> None:
+        super().__init__(x=value)
+        self.other = Plain(value)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.other.s = value
+        super().__setitem__(key, value)
+
+
+def by_an_attribute_and_an_item_of_its_list(a, b):
+    o = Plain([a, b])
+    if a > b:
+        o.s = [b, a]
+    else:
+        o.s[1] = a
+    return o.s[0] * 100 + o.s[1]
+
+
+def by_a_list_that_an_attribute_gets(a, b):
+    rows, o = [a, b], Plain([b, a])
+    if a > b:
+        o.s = rows
+        rows[0] = b * 7
+    else:
+        rows[1] = a * 5
+    return o.s[0] * 100 + o.s[1] + rows[0] * 10_000
+
+
+def by_items_of_a_list_in_nested_branches(a, b):
+    o = Plain({"x": [a, b]})
+    if a > b:
+        o.s["x"][0] += 1
+        if a > b + 1:
+            o.s["x"] = [b, a]
+        else:
+            o.s["x"][1] = b * 2
+    else:
+        o.s = {"x": [b, b]}
+    return o.s["x"][0] * 100 + o.s["x"][1]
+
+
+def by_a_list_of_an_attribute_in_a_loop(a, b):
+    o = Plain([a, b])
+    for i in tf.range(b):
+        if a > i:
+            o.s = [o.s[1], o.s[0]]
+        else:
+            o.s[1] = o.s[0] + i
+    return o.s[0] * 100 + o.s[1]
+
+
+def by_a_setter_of_two_objects(a, b):
+    p = Marking(a)
+    p.x = b
+    if a > b:
+        p.x = p.x + a
+    return p.x * 100 + p.mark + 100_000 * p.sets
+
+
+def by_a_setter_of_two_objects_with_python_values(a, b):
+    p = Marking(1)
+    if a > b:
+        p.x = a
+    else:
+        p.x = 3
+    return p.x * 100 + p.mark
+
+
+def by_a_setter_of_two_objects_in_a_loop(a, b):
+    p = Marking(a)
+    p.x = b
+    for i in tf.range(a):
+        p.x = p.x + i
+    return p.x * 100 + p.mark + 100_000 * p.sets
+
+
+def by_items_of_a_dict_that_mirrors(a, b):
+    d = Mirroring(a)
+    if a > b:
+        d["x"] = b
+    return d["x"] * 100 + d.other.s
+
+
+def by_a_weak_proxy(a, b):
+    o = Plain(a)
+    proxy = weakref.proxy(o)
+    if a > b:
+        proxy.s = b * 10
+    else:
+        o.s = b * 3
+    return o.s
+
+
 FUNCTIONS = [one for name, one in list(globals().items()) if name.startswith(("by_", "beside_"))]
 
 
@@ -349,3 +465,49 @@ def test_an_object_outside_is_as_before_after_a_branch_that_raises(kind: Any) ->
     with pytest.raises(ValueError, match="in the branch"):
         tf.function(change)(tf.constant(5))
     assert vars(owner) == before
+
+
+def test_a_property_without_a_getter_is_refused_if_it_changes_another_object() -> None:
+    class Hidden:
+        def __init__(self, inner: Plain) -> None:
+            self._inner = inner
+
+        def _set(self, value: Any) -> None:
+            self._inner.s = value
+
+        x = property(None, _set)
+
+    def change(a: Any) -> Any:
+        inner = Plain(a)
+        hidden = Hidden(inner)
+        if a > 3:
+            hidden.x = 2
+        return inner.s
+
+    with pytest.raises(InvalidArgumentError, match="sets a property that cannot be read"):
+        tf.function(change)(tf.constant(5))
+
+
+def test_the_number_of_traces_of_nested_loops_grows_with_their_depth() -> None:
+    traced: list[int] = []
+
+    def count() -> None:
+        traced.append(1)
+
+    def nested(x):
+        o, p, q, r = Plain(x), Plain(x), Plain(x), Plain(x)
+        for _ in tf.range(2):
+            o.s = o.s + 1
+            for _ in tf.range(2):
+                p.s = p.s + o.s
+                for _ in tf.range(2):
+                    q.s = q.s + p.s
+                    for _ in tf.range(2):
+                        r.s = r.s + q.s
+                        count()
+        return r.s
+
+    expected = int(nested(tf.constant(1)))
+    traced.clear()
+    assert int(tf.function(nested)(tf.constant(1))) == expected
+    assert len(traced) <= 8  # two per level; 16 if each trace of a level traced the next one twice

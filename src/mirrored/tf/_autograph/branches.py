@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._typing import Leaf, Operand, PyTree
-from mirrored.tf._autograph.changes import Place, recording
+from mirrored.tf._autograph.changes import recording, write_all
 from mirrored.tf._autograph.effects import tracing
+from mirrored.tf._autograph.places import Place
 from mirrored.tf._autograph.state import (
     GetState,
     Parts,
@@ -65,13 +66,17 @@ def if_stmt(
         return
     before = get_state()
     names = symbol_names[:nouts]
-    first, first_values = _traced(body, before, get_state, set_state, names)
-    second, second_values = _traced(orelse, before, get_state, set_state, names)
-    after = _joined("if", cond, (first, second), (first_values, second_values))
+    traced = [_traced(branch, before, get_state, set_state, names) for branch in (body, orelse)]
+    for number, branch in enumerate((body, orelse)):
+        # What only the other branch sets can hold a list whose items this one sets: its value here is to be returned.
+        own, others = traced[number][1], traced[1 - number][1]
+        places = [place for place in own if isinstance(place, Place)]
+        held = [one for one in others if isinstance(one, Place) and one not in own and one.holds_part_of(places)]
+        if held:
+            traced[number] = _traced(branch, before, get_state, set_state, names, held)
+    after = _joined("if", cond, [block for block, _ in traced], [values for _, values in traced])
     set_state((*(after.pop(name) for name in names), *before[nouts:]))
-    for place, value in after.items():
-        assert isinstance(place, Place)
-        place.write(value)
+    write_all((place, value) for place, value in after.items() if isinstance(place, Place))
 
 
 def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any], expr_repr: str) -> Any:
@@ -149,8 +154,18 @@ def _traced(
     get_state: GetState,
     set_state: SetState,
     names: Sequence[str],
+    held: Sequence[Place] = (),
 ) -> tuple[Block, dict[str | Place, Any]]:
-    """Traces a branch; returns the traced computation and the values of names, items and attributes after it."""
+    """Traces a branch; returns the traced computation and the values of names, items and attributes after it.
+
+    Args:
+        branch: Runs the branch.
+        before: The values of the names before it.
+        get_state: Returns the values of the names.
+        set_state: Sets them.
+        names: The names of which the values are returned.
+        held: Items and attributes that the branch does not set, of which the values are returned, too.
+    """
     values: dict[str | Place, Any] = {}
 
     def run() -> list[jax.Array]:
@@ -158,6 +173,7 @@ def _traced(
             with tracing(branch):
                 branch()
             values.update(zip(names, uniform(get_state()[: len(names)]), strict=True))
+            values.update((place, uniform(place.read())) for place in held)
             set_state(before)
             values.update((place, uniform(value)) for place, value in changes.found().items())
         tensors = Parts.of(tuple(values.values())).tensors

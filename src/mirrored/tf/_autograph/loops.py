@@ -11,12 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirrored._jax.source_lines import user_line
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.errors import ArgumentTypeError
 from mirrored.tf._autograph.branches import if_stmt
-from mirrored.tf._autograph.changes import Place, recording
+from mirrored.tf._autograph.changes import recording, write_all
 from mirrored.tf._autograph.effects import existing, tracing
+from mirrored.tf._autograph.nesting import nest
+from mirrored.tf._autograph.places import Place
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import (
     GetState,
@@ -271,16 +274,22 @@ class _LoopVariables:
         first: Operand | None = None,
     ) -> None:
         """Traces a loop, adds it to the compiled program, and assigns the results to the Python variables."""
+        expected = nest.expected(user_line(), self._places)
+        if expected:
+            self._with(expected, looks=self._looks).loop(body, test, rows=rows, limit=limit, first=first)
+            return
         before = self.get()
         start = before
         try:
             for _ in range(_MOST_LOOKS):
                 attempt = _Attempt(self, start)
                 try:
-                    loop = attempt.traced(body, test, rows)
+                    with nest.inside(self._places):
+                        loop = attempt.traced(body, test, rows)
                 except LoopMismatch:
                     loop = None
                 if attempt.changed:
+                    nest.note(user_line(), attempt.changed)
                     self.set(before)
                     self._with(attempt.changed).loop(body, test, rows=rows, limit=limit, first=first)
                     return
@@ -295,13 +304,17 @@ class _LoopVariables:
         self.set(before)
         raise type_mismatch_error(self._statement, self.names[0], "changes its type with every iteration")
 
-    def _with(self, places: Sequence[Place]) -> _LoopVariables:
+    def _with(self, places: Sequence[Place], looks: int | None = None) -> _LoopVariables:
         """Returns the loop variables together with items and attributes that the loop body changes.
+
+        Args:
+            places: The items and attributes.
+            looks: How many traces have found some. Default: one more than for these variables.
 
         Raises:
             InvalidArgumentError: The body changes other places in each trace, so no trace knows all of them.
         """
-        looks = self._looks + 1
+        looks = self._looks + 1 if looks is None else looks
         if looks > _MOST_LOOKS:
             raise self.error(str(places[0]), "is an item or attribute that only one of several traces of the body sets")
 
@@ -311,8 +324,7 @@ class _LoopVariables:
         def put(values: tuple[Any, ...]) -> None:
             count = len(values) - len(places)
             self.set(values[:count])
-            for place, value in zip(places, values[count:], strict=True):
-                place.write(value)
+            write_all(zip(places, values[count:], strict=True))
 
         names = (*self.names, *map(str, places))
         return _LoopVariables(self._statement, get, put, names, {*self._places, *places}, looks)
