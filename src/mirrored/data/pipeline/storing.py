@@ -260,6 +260,11 @@ class Stored:
         """The places in `seeds` of those on which no element depends; empty if an earlier version wrote the file."""
 
     @property
+    def path(self) -> str:
+        """The path of the file."""
+        return self._path
+
+    @property
     def spec(self) -> Any:
         """The shapes and dtypes of the elements in the file, as a pytree of `ArraySpec`.
 
