@@ -38,6 +38,7 @@ Warning categories:
     DivergingStateWarning                  several replicas train independent models
     OutOfScopeWarning                      replicas assign a variable that was created outside of the scope
     LossScaleWarning                       gradients that are N times too large or too small, for N replicas
+    WorkerStateWarning                     state that differs between workers, of which a checkpoint has one value
 
 Every error message states what was called, what was found, the rule, and the remedy. Each class has a page in
 ``docs/errors`` with a wrong program, its message, and the right program.
@@ -224,4 +225,12 @@ class LossScaleWarning(UserWarning):
 
     Only compiled steps emit this warning: the check analyzes their program, and an eager run has none. To check an
     eager step, compile it once with `mirrored.function`.
+    """
+
+
+class WorkerStateWarning(UserWarning):
+    """Warning issued when a checkpoint is saved whose numbers, arrays or local variables differ between workers.
+
+    The checkpoint has the values of one worker, which a restore gives to all workers. It has the positions of iterators
+    and random generators, and the values of variables with `VariableSynchronization.ON_READ`, of each worker.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 from mirrored.checkpoint.keras_slots import keras_slots
 from mirrored.checkpoint.leaves import has_position, leaf_of
-from mirrored.checkpoint.objects import has_slots, is_container, keras_leaf
+from mirrored.checkpoint.objects import has_slots, is_container, keras_leaf, root_parts
 from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.places import Root
 from mirrored.checkpoint.saved_numbers import is_number
@@ -50,3 +50,25 @@ def checked_root(root: object) -> Any:
             remedy=f"pass it by name: Checkpoint({kind}={kind})",
         )
     return checked_part("root", root)
+
+
+def check_free(name: str, part: object, root: dict[str, Any]) -> None:
+    """Raises an error if the root object has an attribute `name` whose value is not the keyword argument `part`.
+
+    Args:
+        name: The name of the keyword argument.
+        part: Its value.
+        root: The root object under the key ``root``, or an empty dict.
+
+    Raises:
+        ArgumentError: There is such an attribute.
+    """
+    inside = root_parts(root["root"], Root(root, "root")) if root else ()
+    if all(one.name != name or one.value is part for one in inside):
+        return
+    raise ArgumentError(
+        "Checkpoint",
+        found=f"Cannot create a Checkpoint with keyword argument {name} if root.{name} already exists",
+        rule="a name can stand for one object only: the parts of the root and the keyword arguments share names",
+        remedy=f"pass the object under another name than {name!r}",
+    )

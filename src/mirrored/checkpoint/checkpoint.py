@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrored.checkpoint import deferred
-from mirrored.checkpoint.accepted_parts import checked_part, checked_root
+from mirrored.checkpoint.accepted_parts import check_free, checked_part, checked_root
 from mirrored.checkpoint.deferred import noticing, without_wrapper
 from mirrored.checkpoint.directory import as_path, following
 from mirrored.checkpoint.extra import engine
@@ -57,8 +57,10 @@ class Checkpoint:
     replicas keep theirs.
 
     All workers of a job save and restore together, at the same step; a restore that fails on one worker changes nothing
-    on any worker and raises an error on all. A checkpoint that they save under one path is
-    written once, by worker 0. It stores the position of an iterator per worker if the positions differ.
+    on any worker and raises an error on all. A checkpoint that they save under one path is written once, by worker 0.
+    It stores the state of an iterator or random generator per worker if the states differ, but of other state (numbers,
+    arrays, and variables made outside of the strategy's scope) only the values of worker 0, which a restore gives to
+    all workers; the save then warns with a `WorkerStateWarning`.
 
     Args:
         root: An object whose parts become parts of the checkpoint, except for its plain numbers.
@@ -94,36 +96,25 @@ class Checkpoint:
     _saved: dict[str, set[str]]  # by the method that saves: what it has saved and was not assigned since
     _arrays: dict[str, ArraysSaved]  # by the method that saves
     _told: set[str]  # the parts and sets for which a warning was logged
+    _unequal: set[str]  # what differs between workers, for which a warning was issued
     _restoration: Succession | None  # the restores that wait for new state
     _keepers: list[Any]  # objects that keep this checkpoint alive until the restore is complete
 
     def __init__(self, root: object = None, /, **parts: object) -> None:
-        vars(self).update(_parts={}, _root={}, _counter=None, _series=None)
-        vars(self).update(_writer=Writer(), _restoration=None, _keepers=[], _saved={}, _arrays={}, _told=set())
+        vars(self).update(_parts={}, _root={}, _counter=None, _series=None, _restoration=None, _keepers=[])
+        vars(self).update(_writer=Writer(), _saved={}, _arrays={}, _told=set(), _unequal=set())
         self._saving = threading.RLock()
         if root is not None:
             self._root["root"] = checked_root(root)
         for name, part in parts.items():
             refuse_private(name)
-            self._check_free(name, part)
+            check_free(name, part, self._root)
             setattr(self, name, part)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join([*self._root, *self._parts])})"
 
     # Parts
-
-    def _check_free(self, name: str, part: object) -> None:
-        """Raises an error if the root object has an attribute `name` whose value is not the keyword argument `part`."""
-        inside = root_parts(self._root["root"], Root(self._root, "root")) if self._root else ()
-        if all(one.name != name or one.value is part for one in inside):
-            return
-        raise ArgumentError(
-            "Checkpoint",
-            found=f"Cannot create a Checkpoint with keyword argument {name} if root.{name} already exists",
-            rule="a name can stand for one object only: the parts of the root and the keyword arguments share names",
-            remedy=f"pass the object under another name than {name!r}",
-        )
 
     def __getattr__(self, name: str) -> Any:
         """Returns the object that was passed as the keyword argument `name`."""
@@ -279,7 +270,8 @@ class Checkpoint:
             with assignment_lock(), tracing, lock:
                 graph = self.graph_to_save("Checkpoint.save")
                 leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
-        manifest = with_all_positions(Manifest(leaves, graph.aliases, graph.groups, step), "Checkpoint.save")
+        manifest = Manifest(leaves, graph.aliases, graph.groups, step)
+        manifest = with_all_positions(manifest, graph.leaves, self._unequal, "Checkpoint.save")
         return self.with_pending_values(manifest, graph)
 
     def graph_to_save(self, called: str, *, refuses_late: bool = False) -> Graph:

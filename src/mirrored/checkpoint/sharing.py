@@ -7,17 +7,21 @@ TensorFlow programs do for all workers but the chief, the first worker of each p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from mirrored._jax import distributed
 from mirrored.checkpoint.json_state import to_json
+from mirrored.checkpoint.leaves import Leaf, PositionLeaf
 from mirrored.checkpoint.manifest import Manifest, read_manifest
 from mirrored.checkpoint.saved import Saved
+from mirrored.checkpoint.worker_state import WorkerState, warn_of_differences
 from mirrored.checkpoint.writing import actual
 from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.data.common_position import common_position
+from mirrored.data.pipeline.data_digest import data_digest
 from mirrored.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -68,17 +72,32 @@ def _check_same_step(called: str, paths: Sequence[Path]) -> None:
             )
 
 
-def with_all_positions(manifest: Manifest, called: str) -> Manifest:
-    """Returns the manifest, with the read positions of all workers' data iterators added if the positions differ."""
-    own = {name: saved.value for name, saved in manifest.leaves.items() if saved.kind == "position"}
-    if not several_workers() or not own:
+def with_all_positions(manifest: Manifest, adapters: Mapping[str, Leaf], told: set[str], called: str) -> Manifest:
+    """Returns the manifest, with the read positions of all workers' data iterators added if the positions differ.
+
+    Equal positions in different data mean other examples, so they are added, too. Warns about other state that differs
+    between workers. The exchange does not depend on what a worker's checkpoint contains, so that all take part in it.
+
+    Args:
+        manifest: The state of this worker.
+        adapters: The adapters that have read it, by name.
+        told: What warnings have named before; this function adds to it.
+        called: The method that saves.
+    """
+    if not several_workers():
         return manifest
-    everyone = host_allgather(called, "collect the data positions of all workers", own)
+    own = {name: saved.value for name, saved in manifest.leaves.items() if saved.kind == "position"}
+    state = WorkerState.of(manifest.leaves, adapters)
+    data = {name: data_digest(leaf.iterator) for name, leaf in adapters.items() if isinstance(leaf, PositionLeaf)}
+    everyone = host_allgather(called, "compare the state of all workers", [own, data, state.digests(told)])
     leaves = dict(manifest.leaves)
     for name in own:
-        values = [theirs.get(name) for theirs in everyone]
-        common = common_position(values)
+        values = [positions.get(name) for positions, _, _ in everyone]
+        is_same_data = len({data_of_worker.get(name, "") for _, data_of_worker, _ in everyone}) == 1
+        common = common_position(values) if is_same_data else None
         leaves[name] = dataclasses.replace(leaves[name], value={_WORKERS: values} if common is None else common)
+    values_of_all = functools.partial(host_allgather, called, "collect the values that differ between workers")
+    warn_of_differences(called, state, [digests for *_, digests in everyone], told, values_of_all)
     return dataclasses.replace(manifest, leaves=leaves)
 
 
