@@ -35,6 +35,8 @@ MAKERS: dict[str, Callable[[int], Any]] = {
     "tensors": lambda own: Dataset.from_tensors(np.full(3, own)),
     "arguments": lambda own: Dataset.from_generator(lambda begin: iter([begin]), args=(own,)),
     "steps": lambda own: Dataset.range(9).zip(Dataset.range(own, own + 9)).shuffle(3, seed=1).repeat().batch(2),
+    "shard": lambda own: Dataset.range(9).shard(2, own),
+    "skip": lambda own: Dataset.range(9).filter(lambda n: n > 1).skip(own),
     "parts": lambda own: Dataset.range(9).concatenate(Dataset.range(own, own + 9)),
 }
 
@@ -95,3 +97,11 @@ def test_functions_are_not_called():
     before = list(calls)
     assert data_digest(iterator)
     assert calls == before
+
+
+def test_settings_of_speed_and_automatic_seeds_do_not_count():
+    slow, fast = (
+        Dataset.range(9).shuffle(3).map(abs, num_parallel_calls=number).filter(bool).prefetch(number)
+        for number in (1, 2)
+    )
+    assert digest(slow) == digest(fast)

@@ -25,10 +25,12 @@ from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.pipeline.nodes import Node, nodes
 from mirrored.data.pipeline.storing import StoredSource
 from mirrored.data.pipeline.streams import IterableSource
+from mirrored.data.pipeline.transformations import Prefetched
 
 _MOST_BYTES: Final = 64 * 2**20  # of an array; of a larger one, evenly spaced rows
 _MOST_ELEMENTS: Final = 1000
 _MOST_FILES: Final = 32
+_NOT_OF_DATA: Final = frozenset({"seed", "num_parallel_calls"})
 _END_BYTES: Final = 4096  # at the beginning and at the end of a file
 
 _known: Final = weakref.WeakKeyDictionary[Node, str]()  # by source: the data of a source does not change
@@ -43,11 +45,17 @@ def data_digest(iterator: object) -> str:
     if not isinstance(iterator, DatasetIterator) or not iterator._count:
         return ""
     hasher = hashlib.blake2b(digest_size=16)
-    for source in {id(step): step for step in nodes(iterator._node) if not step.parents}.values():
-        if source not in _known:
-            _known[source] = _of_source(source)
-        hasher.update(_known[source].encode())
+    for step in {id(step): step for step in nodes(iterator._node)}.values():
+        if step not in _known:
+            _known[step] = _of_step(step) if step.parents else _of_source(step)
+        hasher.update(_known[step].encode())
     return hasher.hexdigest()
+
+
+def _of_step(step: Node) -> str:
+    """Returns the whole numbers on which the elements depend, such as those of `shard` and `skip`; not a random seed."""
+    numbers = [(name, one) for name, one in vars(step).items() if type(one) is int and name not in _NOT_OF_DATA]
+    return f"{step.name} {[] if isinstance(step, Prefetched) else numbers};"
 
 
 def _of_source(source: Node) -> str:
