@@ -53,7 +53,7 @@ def data_digest(iterator: object) -> str:
 
 
 def _of_step(step: Node) -> str:
-    """Returns the whole numbers on which the elements depend, such as those of `shard` and `skip`; not a random seed."""
+    """Returns the whole numbers on which the elements depend, such as those of `shard` and `skip`; no random seed."""
     numbers = [(name, one) for name, one in vars(step).items() if type(one) is int and name not in _NOT_OF_DATA]
     return f"{step.name} {[] if isinstance(step, Prefetched) else numbers};"
 

@@ -66,15 +66,11 @@ def if_stmt(
         return
     before = get_state()
     names = symbol_names[:nouts]
-    traced = [_traced(branch, before, get_state, set_state, names) for branch in (body, orelse)]
-    for number, branch in enumerate((body, orelse)):
-        # What only the other branch sets can hold a list whose items this one sets: its value here is to be returned.
-        own, others = traced[number][1], traced[1 - number][1]
-        places = [place for place in own if isinstance(place, Place)]
-        held = [one for one in others if isinstance(one, Place) and one not in own and one.holds_part_of(places)]
-        if held:
-            traced[number] = _traced(branch, before, get_state, set_state, names, held)
-    after = _joined("if", cond, [block for block, _ in traced], [values for _, values in traced])
+    first, values = _traced(body, before, get_state, set_state, names)
+    second, other_values = _traced(orelse, before, get_state, set_state, names, list(values))
+    if _is_held(values, other_values):
+        first, values = _traced(body, before, get_state, set_state, names, list(other_values))
+    after = _joined("if", cond, (first, second), (values, other_values))
     set_state((*(after.pop(name) for name in names), *before[nouts:]))
     write_all((place, value) for place, value in after.items() if isinstance(place, Place))
 
@@ -154,7 +150,7 @@ def _traced(
     get_state: GetState,
     set_state: SetState,
     names: Sequence[str],
-    held: Sequence[Place] = (),
+    others: Sequence[str | Place] = (),
 ) -> tuple[Block, dict[str | Place, Any]]:
     """Traces a branch; returns the traced computation and the values of names, items and attributes after it.
 
@@ -164,7 +160,8 @@ def _traced(
         get_state: Returns the values of the names.
         set_state: Sets them.
         names: The names of which the values are returned.
-        held: Items and attributes that the branch does not set, of which the values are returned, too.
+        others: Items and attributes that the other branch sets. If one of them holds a list of which this branch sets
+            items, its value is returned, too.
     """
     values: dict[str | Place, Any] = {}
 
@@ -173,6 +170,8 @@ def _traced(
             with tracing(branch):
                 branch()
             values.update(zip(names, uniform(get_state()[: len(names)]), strict=True))
+            owners = changes.owners() if others else set()
+            held = (one for one in others if isinstance(one, Place) and one.holds_part_of(owners))
             values.update((place, uniform(place.read())) for place in held)
             set_state(before)
             values.update((place, uniform(value)) for place, value in changes.found().items())
@@ -185,6 +184,12 @@ def _traced(
         return trace_block(run), values
     finally:
         set_state(before)
+
+
+def _is_held(first: Mapping[str | Place, Any], second: Mapping[str | Place, Any]) -> bool:
+    """Returns whether the second branch alone sets an attribute or item with a list that the first one changes."""
+    owners = {place.identity for place in first if isinstance(place, Place)}
+    return any(isinstance(one, Place) and one not in first and one.holds_part_of(owners) for one in second)
 
 
 def _joined(

@@ -7,6 +7,7 @@ branch is traced: converted code announces each object before it changes it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import sys
 import threading
@@ -23,7 +24,7 @@ from mirrored._blocks import contextmanager
 from mirrored._jax.traces import Tracer
 from mirrored._jax.trees import tree_flatten
 from mirrored.tf._autograph.effects import depth
-from mirrored.tf._autograph.places import Place, Record, differ, has_setter, is_buffer, is_object, is_property, parts_of
+from mirrored.tf._autograph.places import Place, Record, differ, has_setter, is_buffer, is_property, parts_of, undo
 from mirrored.tf._autograph.state import is_undefined
 from mirrored.tf._errors import InvalidArgumentError
 
@@ -68,52 +69,62 @@ class Changes:
     def note_parts(self, owner: Any, name: str, place: Place | None) -> None:
         """Records the attributes of an object, and the lists, dicts and arrays in them, because code of its class runs.
 
-        The code is that of a property or of `__setitem__`. It may change the object in other ways than by the value
-        that it gets, such as a count of calls, and may change other objects. For these the property or item itself is
-        set when the branch is undone and when its result is stored; what the object consists of is restored after that.
+        The code is that of a property or of `__setitem__`. It has run once in the branch, and is not to run again to
+        undo and repeat what it did: it may count its calls, or store another value than it gets. If it changes another
+        object, the value of the property or item itself is read and set, too.
 
         Args:
             owner: The object.
             name: How the code refers to the object, for messages.
             place: The property or item; None if it is recorded anyway or cannot be.
         """
-        for one in (*(() if place is None else (place,)), *parts_of(owner, name)):
-            self.note(one)
+        parts = parts_of(owner, name)
+        if place is not None:
+            self.note(place)
+        for part in parts:
+            self.note(part)
+        if place in self._records and self._records[place].parts is None:
+            own = tuple(self._records[part] for part in parts if part in self._records)
+            self._records[place] = dataclasses.replace(self._records[place], parts=own)
 
-    def _former(self) -> tuple[dict[Place, Any], dict[Place, Any]]:
-        """Returns the former values of the changed places, and those of properties and items that methods have set."""
-        found: dict[Place, Any] = {}  # the oldest value, because an item may be recorded by itself and with its list
+    def _former(self) -> dict[Place, Any]:
+        """Returns the former values of the changed places, without properties and items that methods have set."""
+        former: dict[Place, Any] = {}  # the oldest value, because an item may be recorded by itself and with its list
         for record in self._records.values():
-            for place, old in record.changed():
-                found.setdefault(place, old)
-        by_method = {place: old for place, old in found.items() if place.is_set_by_method()}
-        return {place: old for place, old in found.items() if place not in by_method}, by_method
+            if record.parts is None:
+                for place, old in record.changed():
+                    former.setdefault(place, old)
+        return former
+
+    def owners(self) -> set[int]:
+        """Returns the identities of the objects that have changed."""
+        return {place.identity for place in self._former()}
 
     def undo(self) -> None:
         """Undoes the changes of a branch that has raised an exception, which is the one that the user gets."""
+        former = self._former()
+        setters = [one for one in self._records.values() if one.parts is not None]
         with contextlib.suppress(Exception):
-            _undo({}, self._former()[1])
+            undo({one.place: one.before for one in setters if not one.changes_parts() or one.is_elsewhere()})
         with contextlib.suppress(Exception):
-            _undo(self._former()[0], {})
+            undo({**self._former(), **former})
 
     def found(self) -> dict[Place, Any]:
         """Returns the changed places with their new values, and undoes the changes.
 
         Objects that the branch has created itself stay as they are.
         """
-        former, by_method = self._former()
-        places = {**by_method, **former}
-        now = {place: place.read() for place in places}
+        former = self._former()
+        setters = [(one, one.changes_parts()) for one in self._records.values() if one.parts is not None]
+        now = {place: place.read() for place in (*(record.place for record, _ in setters), *former)}
         returned = {place: _copied(value) for place, value in now.items()}  # lists whose items are undone next
-        _undo(former, by_method)
-        former = {
-            place: old
-            for place, old in places.items()
-            # A method makes such an object from the value that it gets.
-            if not (place in former and by_method and place.kind == "own" and is_object(now[place]))
-        }
+        undo(former)
+        by_setter = {one.place: one.before for one, changes_parts in setters if not changes_parts or one.is_elsewhere()}
+        undo(by_setter)
+        former = {**by_setter, **former}  # what a setter stores in its object is undone and set after it
+        undo(former)
         changed = [(place, old, now[place]) for place, old in former.items() if differ(now[place], old)]
-        hidden = [place for place, old in by_method.items() if is_undefined(old) and is_undefined(now[place])]
+        hidden = [place for place, old in by_setter.items() if is_undefined(old) and is_undefined(now[place])]
         known = _reachable(self._body, {place.identity for place in (*hidden, *(place for place, _, _ in changed))})
         _refuse_hidden([place for place in hidden if place.identity in known])
         for place, _, new in changed:
@@ -137,15 +148,6 @@ def _copied(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(_copied, value))
     return {key: _copied(one) for key, one in value.items()} if type(value) is dict else value
-
-
-def _undo(former: dict[Place, Any], by_method: dict[Place, Any]) -> None:
-    for place, old in reversed(by_method.items()):
-        if differ(place.read(), old):
-            place.put(old)
-    for place, old in reversed(former.items()):
-        if differ(place.read(), old):
-            place.put(old)
 
 
 class _Threads(threading.local):

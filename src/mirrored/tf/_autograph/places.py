@@ -6,10 +6,9 @@ import contextlib
 import dataclasses
 import inspect
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
-import jax
 import numpy as np
 from malt.operators.variables import Undefined
 
@@ -33,20 +32,15 @@ class Place:
     def __str__(self) -> str:
         return self.name
 
-    def is_set_by_method(self) -> bool:
-        """Returns whether code of the owner's class runs when the value is set."""
-        kind = type(self.owner)
-        return is_property(kind, self.key) if self.kind == "attribute" else self.kind == "item" and has_setter(kind)
-
-    def holds_part_of(self, changed: Iterable[Place]) -> bool:
-        """Returns whether the value contains a list or dict of which one of the given places is an item."""
-        owners = {one.identity for one in changed}
-        todo = [self.read()]
+    def holds_part_of(self, owners: set[int]) -> bool:
+        """Returns whether the value contains a list or dict of which the identity is given."""
+        todo, seen = [self.read()], set[int]()
         while todo:
             one = todo.pop()
             if id(one) in owners:
                 return True
-            if isinstance(one, (list, tuple, dict)):
+            if isinstance(one, (list, tuple, dict)) and id(one) not in seen:
+                seen.add(id(one))
                 todo.extend(one.values() if isinstance(one, dict) else one)
         return False
 
@@ -80,25 +74,7 @@ class Place:
         return Place(self.owner, kind, key, f"{owner}{shown}{at}{where}", self.identity)
 
     def put(self, value: object) -> None:
-        """Sets the value; removes the item or attribute if the value is undefined.
-
-        If code of the class does this, its effects on the object itself are undone: they are places of their own.
-        """
-        if not self.is_set_by_method() or is_undefined(value):
-            self._put(value)
-            return
-        parts = [Record(part, part.read()) for part in parts_of(self.owner, self.name)]
-        if self.kind == "item":
-            self.owner[self.key] = value
-        else:
-            setattr(self.owner, self.key, value)
-        for part, old in [one for record in parts for one in record.changed()]:
-            if not is_object(part.read()):  # the code makes such an object from the value
-                part._put(old)
-        if isinstance(self.owner, (list, dict)):
-            self._put(value)
-
-    def _put(self, value: object) -> None:
+        """Sets the value; removes the item or attribute if the value is undefined."""
         owner: Any = vars(self.owner) if self.kind == "own" else self.owner
         if self.kind == "content":
             _built_in(owner, "__setitem__")(owner, slice(None), value)
@@ -110,20 +86,20 @@ class Place:
         elif self.kind == "attribute":
             setattr(owner, self.key, value)
         else:
+            if isinstance(owner, (list, dict)) and has_setter(type(owner)):
+                owner[self.key] = value  # it may store more elsewhere, or another value as the item
             _built_in(owner, "__setitem__")(owner, self.key, value)
 
 
 def parts_of(owner: Any, name: str) -> list[Place]:
-    """Returns the attributes of an object, as one place, and the lists, dicts and arrays among them and itself."""
-    places = []
-    if isinstance(owner, (list, dict)) or is_buffer(owner):
-        places.append(Place(owner, "content", None, name, id(owner)))
-    if hasattr(owner, "__dict__"):
-        state = Place(owner, "state", None, name, id(owner))
-        places.append(state)
-        for key, value in vars(owner).items():
-            if isinstance(value, (list, dict)) or is_buffer(value):
-                places.append(Place(value, "content", None, state.own(key).name, id(value)))
+    """Returns the attributes of an object, as one place, and the lists, dicts and arrays in them."""
+    if not hasattr(owner, "__dict__"):
+        return []
+    state = Place(owner, "state", None, name, id(owner))
+    places = [state]
+    for key, value in vars(owner).items():
+        if isinstance(value, (list, dict)) or is_buffer(value):
+            places.append(Place(value, "content", None, state.own(key).name, id(value)))
     return places
 
 
@@ -153,6 +129,8 @@ class Record:
 
     place: Place
     before: Any
+    parts: tuple[Record, ...] | None = None
+    """The parts of the object, if the place is a property, or an item that a method written in Python sets."""
 
     def changed(self) -> Iterator[tuple[Place, Any]]:
         """Yields the places that may have changed, with their former values."""
@@ -163,6 +141,29 @@ class Record:
             yield from _changed_items(place, before)
         else:
             yield place, before
+
+    def changes_parts(self) -> bool:
+        """Returns whether a part of the object has changed."""
+        return any(True for part in self.parts or () for _ in part.changed())
+
+    def is_elsewhere(self) -> bool:
+        """Returns whether a property whose object is as before has another value, which must be in another object.
+
+        It cannot be told of a property that computes a new object whenever it is read.
+        """
+        changed = [one for part in self.parts or () for one in part.changed()]
+        now = {place: place.read() for place, _ in changed}
+        undo(dict(changed))
+        value, again = self.place.read(), self.place.read()
+        undo(now)
+        return value is again and differ(value, self.before)
+
+
+def undo(former: dict[Place, Any]) -> None:
+    """Sets places to their former values, the last one first."""
+    for place, old in reversed(former.items()):
+        if differ(place.read(), old):
+            place.put(old)
 
 
 def _changed_attributes(place: Place, before: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
@@ -196,13 +197,6 @@ def _changed_items(place: Place, before: Any) -> Iterator[tuple[Place, Any]]:
 
 def differ(one: object, two: object) -> bool:
     return one is not two and not (is_undefined(one) and is_undefined(two))
-
-
-def is_object(value: object) -> bool:
-    """Returns whether a value is an object that cannot differ between the branches of a program."""
-    return not isinstance(
-        value, (jax.Array, np.ndarray, np.generic, list, tuple, dict, str, bytes, float, int, complex)
-    )
 
 
 def is_property(kind: type, name: str) -> bool:
