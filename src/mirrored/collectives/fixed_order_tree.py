@@ -112,11 +112,15 @@ def _stack_each_forward(group: Group, components: list[Any]) -> tuple[list[Any],
 
 
 def _stack_each_backward(group: Group, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
-    """VJP rule of `_stack_each`: sums the cotangents of all replicas' copies; returns this device's rows of the sum."""
+    """VJP rule of `_stack_each`: sums the cotangents of all replicas' copies; returns this device's rows of the sum.
+
+    An empty slot repeats the row of the slot before, and passes no gradient to it when the rule is differentiated.
+    """
     total = _sum_of_cotangents(group, cotangents)
     device = 0 if group.axis is None else lax.axis_index(group.axis)
     rows = [group.slots.replica_at(device, k) for k in range(group.local)]
-    return ([lax.dynamic_index_in_dim(total, row, keepdims=False) for row in rows],)
+    totals = zip(group.for_each_local(total), rows, strict=True)
+    return ([lax.dynamic_index_in_dim(one, row, keepdims=False) for one, row in totals],)
 
 
 def _sum_of_cotangents(group: Group, cotangents: list[Any]) -> Any:

@@ -103,6 +103,11 @@ class ReplicaRunner(abc.ABC):
         if trace_below_tapes(current_trace()) is self.base_trace:
             self.unchanged.append((value, own, error))
 
+    def sent(self, payload: Sequence[Leaf], local: int) -> list[Any]:
+        """Returns what a local replica passes to a collective or `merge_call`, given the arrays and other objects."""
+        del local
+        return list(payload)
+
     @abc.abstractmethod
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         """Waits until all replicas have called this collective, and returns this replica's result."""

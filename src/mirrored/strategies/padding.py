@@ -8,7 +8,9 @@ Nothing that it computes has an effect outside of it:
 - Collectives and `merge_call` drop it (`collectives.summation.Group`).
 - Its row of results and of per-replica variables is never read.
 - No gradient flows from it to values from outside, in the program that `contain` returns. (Under an algorithm with
-  `ignores_empty_slots`, the sums of gradients drop it, without operations that could change bits.)
+  `ignores_empty_slots`, the sums of gradients drop it, without operations that could change bits.) Tapes in the replica
+  function differentiate before, while the program is traced: what a merge or the derivative of a collective returns to
+  an empty slot passes no gradient back, under any algorithm.
 - Calls of Python functions (`jax.debug.print`, `io_callback`, `pure_callback`) are made only where the slot has a
   replica. Elsewhere their results are those of the slot before.
 """

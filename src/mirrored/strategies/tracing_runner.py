@@ -112,17 +112,20 @@ class TracingRunner(ReplicaRunner):
         self.replica_ids: Sequence[Any] | None = None
         self._lockstep = LockStep("Strategy.run")
         self._called: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] = (lambda: None, (), {})
+        self._is_nested = False
         self.store = TracedReplicaStore(self)
         self._tokens: list[caches.OwnTraces] = []
 
     def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Traces ``fn`` once per replica of a device, synchronised at collectives, and combines the results."""
-        outer = self._called
+        outer = self._called, self._is_nested
+        self._is_nested = True
         try:
-            results = self.trace_replicas(fn, args, kwargs)
+            *results, last = self.trace_replicas(fn, args, kwargs)
+            results.append(structures.map_leaves(lambda leaf: self.sent([leaf], self.num_local - 1)[0], last))
             return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
         finally:
-            self._called = outer
+            self._called, self._is_nested = outer
 
     def enclosed(self) -> list[tuple[tuple[str, str, Any], ...]]:
         """Returns the arrays that functions of `merge_call` close over, for the replication check.
@@ -197,7 +200,7 @@ class TracingRunner(ReplicaRunner):
             or not isinstance(value, Tracer)
         ):
             return value
-        if not jnp.issubdtype(value.dtype, jnp.inexact):
+        if not jnp.issubdtype(value.dtype, jnp.inexact) or self._is_inside(value):
             return value
         return replica_copy(as_passed(value), local)
 
@@ -237,6 +240,18 @@ class TracingRunner(ReplicaRunner):
         is_marked = self.bit_identical and merge.nested is None
         with within(replica=None), jax.named_scope(MERGE) if is_marked else nullcontext():
             return merge.complete([payload])[0]
+
+    def sent(self, payload: Sequence[Any], local: int) -> list[Any]:
+        # Replicas of a run inside of a `merge_call` may close over values of the merge, to which JAX adds the cotangents
+        # of all slots. So no cotangent may arrive in an empty slot there.
+        if not self._is_nested or not self.group_info.padded or local < self.num_local - 1:
+            return list(payload)
+        return [
+            without_padding_gradient(value, self.group_info.is_real())
+            if _is_inexact_tracer(value) and self._is_inside(value)
+            else value
+            for value in payload
+        ]
 
     def _own_copy(self, value: Leaf) -> Any:
         """Returns the replica's own copy of a value from outside that it passes to a collective.
@@ -297,12 +312,14 @@ class TracingRunner(ReplicaRunner):
         first = values[0]
         is_one = structures.identical(values) if len(values) > 1 else not isinstance(value, PerReplica)
         if not is_one or not self.bit_identical or not _is_inexact_tracer(first):
-            return self._without_padding_gradient(self.isolated(values))
+            # The backward pass selects behind the boundary, where it changes no bits of the replica's kernels.
+            return self.isolated(self._without_padding_gradient(values))
         return fan_out_once(self.group_info, self.isolated([first])[0])
 
     def _without_padding_gradient(self, values: list[Any]) -> list[Any]:
+        # An empty slot repeats the value of the slot before, whose cotangent would otherwise contain that of both.
         # A variable or a concrete value stays the same object in all slots; no gradient flows through it.
-        if not self.group_info.padded or self.algorithm.ignores_empty_slots or not _is_inexact_tracer(values[-1]):
+        if not self.group_info.padded or not _is_inexact_tracer(values[-1]):
             return values
         return [*values[:-1], without_padding_gradient(values[-1], self.group_info.is_real())]
 
