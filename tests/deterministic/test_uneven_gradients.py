@@ -185,8 +185,8 @@ def result(of: str, collective: str, devices: int, replicas: int, deterministic:
     return [np.stack(strategy.experimental_local_results(leaf)) for leaf in leaves]
 
 
-@pytest.mark.sampled(24)
-@pytest.mark.first(24)
+@pytest.mark.sampled(40)
+@pytest.mark.first(14)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout[1]}on{layout[0]}")
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("of", GRADIENTS)

@@ -242,8 +242,8 @@ class TracingRunner(ReplicaRunner):
             return merge.complete([payload])[0]
 
     def sent(self, payload: Sequence[Any], local: int) -> list[Any]:
-        # Replicas of a run inside of a `merge_call` may close over values of the merge, to which JAX adds the cotangents
-        # of all slots. So no cotangent may arrive in an empty slot there.
+        # Replicas of a run inside of a `merge_call` may close over values of the merge. JAX adds the cotangents of all
+        # slots to these, so none may arrive in an empty slot.
         if not self._is_nested or not self.group_info.padded or local < self.num_local - 1:
             return list(payload)
         return [
