@@ -137,7 +137,7 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
         if merge.nested is None:
             raise under_transform_error(merge)
         return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
-    payload = runner.sent(payload, ambient().replica.local_index)
+    payload = runner.sent(payload)
     trace = current_trace()
     if trace is runner.base_trace:  # neither a tape of the replica nor a JAX transform: wait at the barrier
         if not isinstance(trace, RecordsMerges):

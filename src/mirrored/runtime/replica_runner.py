@@ -103,9 +103,8 @@ class ReplicaRunner(abc.ABC):
         if trace_below_tapes(current_trace()) is self.base_trace:
             self.unchanged.append((value, own, error))
 
-    def sent(self, payload: Sequence[Leaf], local: int) -> list[Any]:
-        """Returns what a local replica passes to a collective or `merge_call`, given the arrays and other objects."""
-        del local
+    def sent(self, payload: Sequence[Leaf]) -> list[Any]:
+        """Returns the payload of a local replica for a collective or `merge_call`, given what the replica passes."""
         return list(payload)
 
     @abc.abstractmethod

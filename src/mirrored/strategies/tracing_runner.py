@@ -122,7 +122,7 @@ class TracingRunner(ReplicaRunner):
         self._is_nested = True
         try:
             *results, last = self.trace_replicas(fn, args, kwargs)
-            results.append(structures.map_leaves(lambda leaf: self.sent([leaf], self.num_local - 1)[0], last))
+            results.append(structures.map_leaves(self._sent_by_last, last))
             return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
         finally:
             self._called, self._is_nested = outer
@@ -241,17 +241,18 @@ class TracingRunner(ReplicaRunner):
         with within(replica=None), jax.named_scope(MERGE) if is_marked else nullcontext():
             return merge.complete([payload])[0]
 
-    def sent(self, payload: Sequence[Any], local: int) -> list[Any]:
-        # Replicas of a run inside of a `merge_call` may close over values of the merge. JAX adds the cotangents of all
-        # slots to these, so none may arrive in an empty slot.
-        if not self._is_nested or not self.group_info.padded or local < self.num_local - 1:
-            return list(payload)
-        return [
-            without_padding_gradient(value, self.group_info.is_real())
-            if _is_inexact_tracer(value) and self._is_inside(value)
-            else value
-            for value in payload
-        ]
+    def sent(self, payload: Sequence[Any]) -> list[Any]:
+        is_last = self._is_nested and ambient().replica.local_index == self.num_local - 1
+        return [self._sent_by_last(value) for value in payload] if is_last else list(payload)
+
+    def _sent_by_last(self, value: Leaf) -> Any:
+        """Returns what the last slot passes on in a run inside of a `merge_call`; no cotangent arrives if it is empty.
+
+        The replicas of such a run may close over values of the merge, to which JAX adds the cotangents of all slots.
+        """
+        if not self.group_info.padded or not _is_inexact_tracer(value) or not self._is_inside(value):
+            return value
+        return without_padding_gradient(value, self.group_info.is_real())
 
     def _own_copy(self, value: Leaf) -> Any:
         """Returns the replica's own copy of a value from outside that it passes to a collective.
