@@ -186,7 +186,7 @@ def result(of: str, collective: str, devices: int, replicas: int, deterministic:
 
 
 @pytest.mark.sampled(40)
-@pytest.mark.first(14)
+@pytest.mark.first(8)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout[1]}on{layout[0]}")
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("of", GRADIENTS)
