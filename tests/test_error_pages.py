@@ -91,6 +91,7 @@ def without_kubernetes(monkeypatch):
     monkeypatch.setitem(sys.modules, "kubernetes", None)
 
 
+@pytest.mark.first(16)
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {*SEVERAL_WORKERS, *OWN_PROCESS}))
 @pytest.mark.usefixtures("without_kubernetes")
 def test_programs_of_the_page(name, folder, monkeypatch):

@@ -275,6 +275,7 @@ def test_losses_of_half_precision_are_summed_in_float32(helper):
     assert (float(loss), loss.dtype) == (200.0, jnp.float16)
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "int32"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_strict_promotion_refuses_only_the_promotions_of_the_program(dtype, compiled):

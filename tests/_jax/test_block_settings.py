@@ -78,7 +78,7 @@ COMPUTED: dict[str, tuple[Callable[[], Any], Callable[[np.ndarray], Any]]] = {
 }
 
 
-@pytest.mark.first(50)
+@pytest.mark.first(18)
 @LAYOUTS
 @DETERMINISTIC
 @WAYS
@@ -101,6 +101,7 @@ def test_arrays_of_64_bits_that_a_replica_makes(name, compiled, deterministic, d
         np.testing.assert_allclose(np.asarray(result), right, rtol=1e-13)
 
 
+@pytest.mark.first(16)
 @LAYOUTS
 @DETERMINISTIC
 @WAYS
@@ -143,6 +144,7 @@ def test_the_gradient_of_a_block_with_64_bits(is_scalar, deterministic, compiled
     np.testing.assert_allclose(np.stack([np.asarray(one) for one in local]), 2 * rows(2), rtol=1e-13)
 
 
+@pytest.mark.first(8)
 @LAYOUTS
 @DETERMINISTIC
 @WAYS

@@ -183,6 +183,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize("caller", WAYS)
 @pytest.mark.parametrize("kind", [*VJPS, *JVPS])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -246,6 +247,7 @@ def replica_id(_: Any) -> Any:
     return K + context.replica_id_in_sync_group
 
 
+@pytest.mark.first(7)
 @pytest.mark.parametrize("caller", ["around", "inside", "eager", "jax.grad around"])
 @pytest.mark.parametrize("read", [lambda k: k, replica_id], ids=["data", "replica id"])
 @pytest.mark.parametrize("kind", [*VJPS, *JVPS])

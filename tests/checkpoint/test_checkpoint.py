@@ -296,6 +296,7 @@ def test_pytrees_that_cannot_be_changed_are_replaced(tmp_path):
     np.testing.assert_array_equal(checkpoint.model.other, [1])
 
 
+@pytest.mark.first(18)
 @pytest.mark.parametrize(
     "dtype",
     ["bool", "int4", "uint4", "int8", "int32", "uint32", "float16", "bfloat16", "float32", "float8_e4m3fn",

@@ -160,6 +160,7 @@ def add(checkpoint: Checkpoint, own: list[Any], entry: object, how: str) -> None
         own.append(entry)
 
 
+@pytest.mark.first(7)
 @pytest.mark.parametrize(
     ("kind", "how"),
     [

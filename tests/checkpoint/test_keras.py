@@ -78,6 +78,7 @@ def test_restores_without_a_strategy(saved):
             np.testing.assert_allclose(here.numpy(), there.numpy(), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_names_do_not_depend_on_how_many_layers_were_made_before(saved):
     _, path = saved
     names = CheckpointReader(path).names
@@ -278,6 +279,7 @@ def stepped(optimizer):
 OPTIMIZERS = keras.optimizers
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

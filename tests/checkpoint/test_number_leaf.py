@@ -89,6 +89,7 @@ def initial_copy(initial):
     return initial.copy() if isinstance(initial, np.ndarray) else initial
 
 
+@pytest.mark.first(11)
 @pytest.mark.parametrize("initial", [*PYTHON_NUMBERS, *SCALARS], ids=lambda value: f"{type(value).__name__}-{value}")
 @pytest.mark.parametrize("where", ["disk", "memory"])
 def test_a_number_gets_the_type_and_bits_that_were_saved(tmp_path, initial, where):

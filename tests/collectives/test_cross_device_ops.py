@@ -135,6 +135,7 @@ def test_result_is_proven_synchronous(algorithm: CrossDeviceOps, devices: int, r
     assert check_replication(closed, [Origin("batch", True)] * group.local).same(closed.jaxpr.outvars)
 
 
+@pytest.mark.first(20)
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN], ids=repr)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize(("devices", "replicas"), [(4, 4), (2, 4), (1, 4), (3, 6)])
@@ -165,6 +166,7 @@ def test_second_derivative_through_the_ordered_tree() -> None:
     np.testing.assert_allclose(jax.grad(jax.grad(loss))(2.0), jax.grad(jax.grad(lambda x: (x**3 + x) ** 2))(2.0))
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_custom_reduction_sees_all_components_in_replica_order(algorithm: CrossDeviceOps, devices: int) -> None:

@@ -79,6 +79,7 @@ def test_deterministic_sums_of_small_numbers(compiled):
     assert float((mr.function(total) if compiled else total)()) == 2 * float(np.float16(1.5e-5))
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize(
     "algorithm",
     [AllReduce(), NcclAllReduce(), HierarchicalCopyAllReduce(), ReductionToOneDevice(), OrderedTree()],

@@ -38,6 +38,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.first(18)
 @pytest.mark.parametrize("dtype", VALUES)
 @pytest.mark.parametrize("devices", ["one device", "four devices", "uneven"])
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -85,6 +85,7 @@ def test_optax_sees_the_same_names_for_each_unnamed_model() -> None:
     assert train(1, None)[1] == train(1, None)[1] == ["Variable", "Variable_1"]
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("under_tape", [False, True], ids=["no tape", "tape"])
 @pytest.mark.parametrize("kind", ["array", "mirrored", "per replica"])
 @pytest.mark.usefixtures("without_collector")

@@ -58,6 +58,7 @@ CASES = [
 ]
 
 
+@pytest.mark.first(37)
 @pytest.mark.parametrize(("outer", "kind", "steps"), CASES)
 @pytest.mark.ways(replicas=(2,))
 def test_the_assignments_of_a_nested_function_that_raises_are_undone(

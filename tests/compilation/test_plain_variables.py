@@ -87,6 +87,7 @@ USES: dict[str, Callable[[mr.MirroredStrategy, mr.Variable], Any]] = {
 uses = pytest.mark.parametrize("use", USES.values(), ids=USES)
 
 
+@pytest.mark.first(30)
 @uses
 def test_every_strategy_can_use_it(other: mr.MirroredStrategy, use: Callable[..., Any]) -> None:
     """The second strategy refused it: "an argument is on other devices than the variables"."""
@@ -95,6 +96,7 @@ def test_every_strategy_can_use_it(other: mr.MirroredStrategy, use: Callable[...
     assert np.asarray(use(FIRST, variable())).tolist() == [2.0, 4.0]
 
 
+@pytest.mark.first(3)
 def test_strategies_alternate(other: mr.MirroredStrategy) -> None:
     plain, more = variable(), mr.Variable(jnp.zeros(2, int))
 
@@ -109,6 +111,7 @@ def test_strategies_alternate(other: mr.MirroredStrategy) -> None:
     assert more.numpy().tolist() == [6, 6]
 
 
+@pytest.mark.first(3)
 def test_values_that_are_held_stay_valid(other: mr.MirroredStrategy) -> None:
     """On devices of both strategies the new array may have the buffers of the old one, which a step donates."""
     plain = variable()
@@ -123,6 +126,7 @@ def test_values_that_are_held_stay_valid(other: mr.MirroredStrategy) -> None:
     assert plain.numpy().tolist() == [9.0, 10.0]
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("jitted", [True, False])
 def test_two_variables_of_two_strategies_without_a_strategy(other: mr.MirroredStrategy, jitted: bool) -> None:
     first, second = variable(), mr.Variable(jnp.asarray([10.0, 20.0]))
@@ -135,6 +139,7 @@ def test_two_variables_of_two_strategies_without_a_strategy(other: mr.MirroredSt
     assert compiled(other, lambda: first - second)().tolist() == [1.0, 2.0]
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("jitted", [True, False])
 def test_with_variables_of_the_strategy(other: mr.MirroredStrategy, jitted: bool) -> None:
     plain = variable()
@@ -147,6 +152,7 @@ def test_with_variables_of_the_strategy(other: mr.MirroredStrategy, jitted: bool
     assert (own.numpy().tolist(), plain.numpy().tolist()) == ([4.0, 6.0], [5.0, 8.0])
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("place", ["around", "inside", "eager"])
 def test_gradients(other: mr.MirroredStrategy, place: str) -> None:
     plain = variable()
@@ -168,6 +174,7 @@ def test_gradients(other: mr.MirroredStrategy, place: str) -> None:
     assert np.allclose(result, [2.0, 4.0])
 
 
+@pytest.mark.first(3)
 def test_an_optimizer_built_outside_of_scopes(other: mr.MirroredStrategy) -> None:
     def trained(strategies: list[mr.MirroredStrategy]) -> list[float]:
         plain = mr.Variable(jnp.asarray([1.0, 2.0]))
@@ -187,6 +194,7 @@ def test_an_optimizer_built_outside_of_scopes(other: mr.MirroredStrategy) -> Non
     assert np.allclose(trained([FIRST, other, other, FIRST]), trained([FIRST] * 4), rtol=1e-6)
 
 
+@pytest.mark.first(6)
 def test_random_keys_and_steps_whose_variables_are_in_place(
     other: mr.MirroredStrategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

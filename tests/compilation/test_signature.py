@@ -147,6 +147,7 @@ EQUAL_KEYS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.first(14)
 @pytest.mark.parametrize("around", [lambda one: one, lambda one: [0, one], lambda one: {"a": (one,)}, OrderedDict])
 @pytest.mark.parametrize("name", EQUAL_KEYS)
 @pytest.mark.parametrize("decorate", [mr.function, tf.function])

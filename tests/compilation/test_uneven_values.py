@@ -46,6 +46,7 @@ def total(strategy: mr.MirroredStrategy) -> Callable[..., Any]:
     return lambda value: strategy.reduce("SUM", strategy.run(size, args=(value,)), axis=None)
 
 
+@pytest.mark.first(30)
 @pytest.mark.parametrize("in_scope", [False, True])
 @pytest.mark.parametrize("placed", [False, True])
 @values
@@ -68,6 +69,7 @@ def test_the_call_runs_eagerly(
     assert len([one for one in caplog.messages if "last_batch='pad'" in one]) == 1
 
 
+@pytest.mark.first(11)
 @values
 def test_a_compiled_replica_function_and_values_in_structures(
     strategy: mr.MirroredStrategy, components: list[Any]
@@ -79,6 +81,7 @@ def test_a_compiled_replica_function_and_values_in_structures(
         assert strategy.experimental_local_results(strategy.run(step, kwargs={"value": [value]})) == alone
 
 
+@pytest.mark.first(8)
 @values
 def test_values_that_the_function_makes_or_closes_over(strategy: mr.MirroredStrategy, components: list[Any]) -> None:
     value = mr.PerReplica(components, strategy.device_assignment)

@@ -86,7 +86,7 @@ def rest(strategy: Any, reading: Any) -> list[list[int]]:
             reading.set_state(reading.get_state())
 
 
-@pytest.mark.first(10)
+@pytest.mark.first(4)
 @pytest.mark.parametrize("prefetch", [None, 0])
 @pytest.mark.parametrize("taken", [0, 2, 5, 6])
 @pytest.mark.parametrize("kind", KINDS)

@@ -462,6 +462,7 @@ FOLLOWING: dict[str, Callable[[Dataset], Dataset]] = {
 }
 
 
+@pytest.mark.first(9)
 @pytest.mark.parametrize("after", FOLLOWING)
 @pytest.mark.parametrize("name", DROPPING)
 def test_the_last_batch_size_may_change_after_a_batch_before_dropped_examples(name: str, after: str) -> None:

@@ -156,7 +156,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_division_has_the_same_bits_on_any_number_of_devices(program: Callable[[Any], Any]) -> None:
     def bits(devices: int) -> bytes:

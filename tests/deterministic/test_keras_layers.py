@@ -109,7 +109,7 @@ def trained(devices: int, how: Train, layer: Callable[[Any], Any], loss: Callabl
     return how(strategy, model, loss()) + [np.asarray(weight.numpy()).tobytes() for weight in model.weights]
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("how", [in_a_loop, in_fit])
 def test_layers_have_the_same_bits_on_any_number_of_devices(how: Train, name: str) -> None:
@@ -121,7 +121,7 @@ def test_layers_have_the_same_bits_on_any_number_of_devices(how: Train, name: st
     assert other == one
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("how", [in_a_loop, in_fit])
 def test_losses_have_the_same_bits_on_any_number_of_devices(how: Train, name: str) -> None:

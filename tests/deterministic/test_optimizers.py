@@ -96,7 +96,7 @@ WAYS = {
 }
 
 
-@pytest.mark.first(12)
+@pytest.mark.first(5)
 @pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("name", sorted(NATIVE, key=lambda name: name not in ("Adam", "RMSprop", "yogi")))
 def test_updates_have_the_same_bits_on_any_number_of_devices(name: str, kind: str) -> None:
@@ -105,7 +105,7 @@ def test_updates_have_the_same_bits_on_any_number_of_devices(name: str, kind: st
     assert others == [one, one]
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["in_a_run compiled", "in_a_run eager"])
 @pytest.mark.parametrize("name", sorted(OF_KERAS, key=lambda name: name not in ("RMSprop", "Adagrad", "Adafactor")))
 def test_updates_of_keras_have_the_same_bits_on_any_number_of_devices(name: str, kind: str) -> None:

@@ -44,7 +44,7 @@ def drawn(devices: int, impl: str, draw: str, own_key: bool) -> Any:
 @pytest.mark.parametrize("own_key", [True, False], ids=["own key", "one key"])
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry2x32"])
 @pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.first(4)
+@pytest.mark.first(2)
 def test_draws_have_the_same_bits_on_any_number_of_devices(draw: str, impl: str, own_key: bool) -> None:
     on_one = drawn(1, impl, draw, own_key)
     for devices in (2, 4):

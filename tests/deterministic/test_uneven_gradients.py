@@ -186,7 +186,7 @@ def result(of: str, collective: str, devices: int, replicas: int, deterministic:
 
 
 @pytest.mark.sampled(40)
-@pytest.mark.first(8)
+@pytest.mark.first(3)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout[1]}on{layout[0]}")
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("of", GRADIENTS)
@@ -204,7 +204,7 @@ def test_a_run_inside_of_a_merge_whose_algorithm_is_not_deterministic(collective
         np.testing.assert_allclose(one, other, rtol=3e-4, atol=3e-4 * np.abs(other).max())
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("collective", ["rotated values", "gather", "two merges", "equal values"])
 @pytest.mark.parametrize("of", ["inside", "inside twice", "of a variable"])
 def test_a_gradient_has_the_same_bits_on_any_number_of_devices(of: str, collective: str) -> None:
@@ -221,6 +221,7 @@ INDEPENDENT: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("collective", INDEPENDENT)
 def test_second_derivatives_are_those_of_jax_with_an_axis_of_replicas(collective: str) -> None:
     def loss(own: Any) -> Any:

@@ -35,6 +35,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.long
 @pytest.mark.multiprocess
 @pytest.mark.timeout(120)
 def test_layers_that_the_program_has_made_before_the_first_scope_keep_their_names() -> None:

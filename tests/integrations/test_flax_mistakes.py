@@ -366,6 +366,7 @@ class WithNone(nnx.Module):
         return self.linear(x)
 
 
+@pytest.mark.first(4)
 @COMPILED
 @pytest.mark.parametrize("differentiate", [update, update_by_nnx], ids=["tape", "nnx.grad"])
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -554,6 +555,7 @@ def objects_in(model: Any) -> dict[Any, int]:
     return {path: id(one) for path, one in nnx.iter_graph(model) if isinstance(one, (nnx.Variable, nnx.Pytree))}
 
 
+@pytest.mark.first(12)
 @COMPILED
 @pytest.mark.parametrize("change", [*ADDING, *DELETING, replaced_tuple])
 @pytest.mark.filterwarnings(r"ignore:\s*Using 'Module:DeprecationWarning")

@@ -52,6 +52,7 @@ class Operation(keras.layers.Layer):  # type: ignore[misc]
         return self.operation(lambda: self.kernel.value if self.reads == "value" else ops.add(self.kernel, 0.0))
 
 
+@pytest.mark.first(20)
 @pytest.mark.parametrize("where", ["no strategy", "outside", "eager", "compiled", "tape"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_functions_of_an_operation_read_weights(name: str, where: str) -> None:

@@ -55,6 +55,7 @@ def compiled_model(layout: str, **options: Any) -> Any:
     return model
 
 
+@pytest.mark.long
 def test_equal_statistics_are_read_without_a_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
     model = compiled_model("4 devices")
     model.fit(X, Y, verbose=0)
@@ -176,6 +177,7 @@ class Counting(keras.layers.Layer):  # type: ignore[misc]
         return x
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("layout", ["4 devices", "2 x 2"])
 def test_a_step_may_read_variables_that_are_not_weights_of_the_model(layout: str, eagerly: bool) -> None:

@@ -367,6 +367,7 @@ def applied_as_gradient(array: np.ndarray) -> Any:
     return variable / mr.get_strategy().num_replicas_in_sync
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("operation", [made, assigned, set_as_weights, applied_as_gradient])
 def test_an_array_that_is_written_to_after_the_call(operation: Any, replicas: int) -> None:

@@ -409,6 +409,7 @@ def test_a_data_generator_runs_another_loop_of_the_model(inner, options):
         assert read == [1, 2, 3, 4]
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize(
     ("loop", "inner"),
     [("fit", "train_on_batch"), ("fit", "fit"), ("evaluate", "train_on_batch"), ("predict", "train_on_batch")],

@@ -89,6 +89,7 @@ def test_metrics_of_a_custom_loop_omit_what_is_masked() -> None:
     assert float(accuracy.result()) == pytest.approx(ACCURACY)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("replicas", [None, 1, 2])
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_a_model_removes_the_mask_of_its_prediction(eagerly: bool, replicas: int | None) -> None:

@@ -108,6 +108,7 @@ def test_a_variable_in_two_pairs(devices: int) -> None:
     assert float(shared.value) == 10.0
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("replicas", [None, 1, 2])
 @pytest.mark.parametrize("make", [tf.Variable, keras.Variable])

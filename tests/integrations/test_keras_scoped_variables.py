@@ -109,6 +109,7 @@ CASES = [("state", block, 0) for block in BLOCKS if block != "plain"] + [
 ]
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(("layer", "block", "replicas"), CASES)
 def test_a_block_assigns_the_state_of_a_layer(layer: str, block: str, replicas: int) -> None:
     """Keras' step kept a tracer of the block, which raised `UnexpectedTracerError`."""
@@ -116,6 +117,7 @@ def test_a_block_assigns_the_state_of_a_layer(layer: str, block: str, replicas: 
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("replicas", [0, 1], ids=["no strategy", "1 replica"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_recomputed_function_assigns_the_state_of_a_layer_in_eager_steps(layer: str, replicas: int) -> None:

@@ -33,7 +33,7 @@ def check_training(found: list[Any], alone: dict[str, Any], *, same_bits: bool) 
             assert (found[0][way]["bits"], found[0][way]["losses"]) == (outcome["bits"], outcome["losses"]), way
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("part", ["merge", "variables", "sum", "mean", "gather", "constant", "average"])
 def test_tapes_around_collectives_in_eager_replicas(part, tmp_path):
@@ -116,6 +116,7 @@ def test_replicas_folded_on_the_devices_of_two_workers(tmp_path):
     check_training(found, expected(deterministic=True, devices=1), same_bits=True)
 
 
+@pytest.mark.long
 def test_elements_of_values_are_those_of_the_worker_or_refused_and_are_restored(tmp_path):
     for index, found in enumerate(run("components", [2, 2], tmp_path, str(tmp_path / "checkpoint"))):
         own = [2.0 * index + 1, 2.0 * index + 2]
@@ -303,6 +304,7 @@ def test_workers_with_other_numbers_of_threads_are_refused_or_warned_of(tmp_path
         assert len(result) == (2 if kind == "deterministic" else 1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_the_first_worker_writes_summaries_of_replica_0(tmp_path):
     """Eager code outside of `run` belongs to each worker, compiled code to all of them."""

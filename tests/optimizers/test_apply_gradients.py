@@ -173,6 +173,7 @@ def test_gradients_that_differ_are_refused_when_aggregation_is_skipped(way, aggr
     assert int(optimizer.iterations.numpy()) == 0
 
 
+@pytest.mark.first(6)
 @pytest.mark.ways(modes=("eager", "compiled"), replicas=(1, 2, 4))
 @pytest.mark.parametrize("make", [SGD, Adam])
 def test_a_variable_made_out_of_scope_is_updated_once_when_aggregation_is_skipped(way, make):
@@ -256,6 +257,7 @@ def test_gradients_that_differ_are_refused_for_a_variable_made_out_of_scope_when
     assert float(variable.numpy()) == 1.0
 
 
+@pytest.mark.first(6)
 @pytest.mark.ways(modes=("eager", "compiled"), replicas=(1, 2, 4))
 @pytest.mark.parametrize("in_scope", [True, False])
 def test_cross_replica_context_sums_what_run_returned(way, in_scope):

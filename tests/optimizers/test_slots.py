@@ -123,6 +123,7 @@ FIRST_CALLS = {
 }
 
 
+@pytest.mark.first(6)
 @pytest.mark.ways(replicas=(1, 2))
 @pytest.mark.parametrize("first", FIRST_CALLS)
 def test_apply_takes_gradients_in_the_order_of_the_keys_that_the_first_call_got_and_slots_keep_their_places(way, first):

@@ -138,7 +138,7 @@ OPERATIONS: dict[str, Callable[[], Operation]] = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.first(12)
+@pytest.mark.first(5)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_state_of_the_thread_is_as_before_the_operation(name: str) -> None:
     """A dataset's function left its random numbers in place for ever, and an eager step the strategy's scope."""

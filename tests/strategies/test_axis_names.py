@@ -58,6 +58,7 @@ def runs(function: Callable[[Any], Any], devices: int, replicas: int, *, compile
     return strategy, mr.function(step) if compiled else step
 
 
+@pytest.mark.first(60)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @layouts
 @pytest.mark.parametrize("use", USES)

@@ -69,6 +69,7 @@ def test_in_every_form_of_a_step(way: Way, form: str) -> None:
     assert [float(step()) for _ in range(4)] == [1, 2, 3, 4]
 
 
+@pytest.mark.first(3)
 @layouts
 @pytest.mark.parametrize("arguments", [True, False])
 def test_a_variable_that_no_replica_keeps_is_refused(way: Way, arguments: bool) -> None:

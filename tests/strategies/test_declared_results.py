@@ -18,7 +18,7 @@ LAYOUTS = pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (1, 2), (2, 
 EQUAL, OWN = PartitionSpec(), PartitionSpec("replica")
 
 
-@pytest.mark.first(8)
+@pytest.mark.first(3)
 @LAYOUTS
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -63,6 +63,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_an_eager_run_cannot_compare_declared_results_in_a_trace(name: str, devices: int) -> None:

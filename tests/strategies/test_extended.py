@@ -68,6 +68,7 @@ def test_momentum_by_hand(way):
     np.testing.assert_allclose(m.numpy(), momentum, rtol=1e-5)
 
 
+@pytest.mark.first(5)
 def test_update_with_values_that_were_all_reduced_in_the_replicas(way):
     """As `OptimizerV2.apply_gradients` does: the replicas sum their gradients, and a merge applies them."""
     v, m = variable(way.strategy, [1.0, 2.0]), variable(way.strategy, [0.0, 0.0])
@@ -121,6 +122,7 @@ UPDATES = {
 }
 
 
+@pytest.mark.first(14)
 @pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])
 @pytest.mark.parametrize("method", UPDATES)
 @few

@@ -401,6 +401,7 @@ def test_a_merged_function_may_close_over_equal_numbers_and_over_own_objects(dev
         assert component.tolist() == [3.0 * replicas] * 2
 
 
+@pytest.mark.first(3)
 @ways
 def test_an_update_that_fails_after_a_merge_is_undone_on_every_replica(way):
     """Each replica restored what another one had saved: the first kept its new values, and the replicas diverged."""

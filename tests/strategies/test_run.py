@@ -450,6 +450,7 @@ def eager_functions():
     mr.run_functions_eagerly(False)
 
 
+@pytest.mark.first(5)
 def test_eager_and_compiled_give_the_same_numbers(way):
     with way.strategy.scope():
         v = mr.Variable(jnp.arange(3.0))
@@ -534,6 +535,7 @@ def test_jax_settings_reach_every_replica(way):
     assert set(seen) == {("highest", True, True)}
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("devices", [1, 2])

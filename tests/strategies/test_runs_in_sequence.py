@@ -70,7 +70,7 @@ def of_tape(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return gradient
 
 
-@pytest.mark.first(8)
+@pytest.mark.first(3)
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
 @pytest.mark.parametrize(("replicas", "devices"), LAYOUTS)

@@ -147,6 +147,7 @@ COLLECTIVES = {
 }
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.ways(replicas=(1, 4))
 def test_a_collective_in_the_block(way, collective):

@@ -505,6 +505,7 @@ def test_reset_forgets_what_was_recorded(x):
         tape.reset()
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("wrap", [lambda f: f, function], ids=["eager", "compiled"])
 @pytest.mark.parametrize(
     "use",

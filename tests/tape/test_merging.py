@@ -67,6 +67,7 @@ def test_gradient_of_a_reduction_is_the_reduced_upstream_gradient(strategy, comp
     np.testing.assert_allclose(gradients, [sum(weights) * scale] * n)
 
 
+@pytest.mark.first(3)
 def test_gradient_of_a_gather_is_the_sum_of_the_slices(strategy, compiled):
     n = strategy.num_replicas_in_sync
 
@@ -315,6 +316,7 @@ def test_a_tape_in_some_replicas_only_cannot_record_a_merge(recording: int, desc
         run()
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("kind", ["mirrored", "sync-on-read"])
 def test_an_assignment_in_a_merge_has_no_derivative(strategy, compiled, kind):
     options = {"synchronization": "ON_READ", "aggregation": "SUM"} if kind == "sync-on-read" else {}
@@ -343,6 +345,7 @@ def test_an_assignment_in_a_merge_has_no_derivative(strategy, compiled, kind):
     assert not any(connected)
 
 
+@pytest.mark.first(3)
 def test_a_merge_under_a_tape_combines_its_operands_with_a_sync_on_read_variable(strategy, compiled):
     with strategy.scope():
         v = mr.Variable(1.0, synchronization="ON_READ", aggregation="SUM")
@@ -391,6 +394,7 @@ COMBINED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize("name", COMBINED)
 def test_a_merge_under_a_tape_combines_reductions_of_floats_and_integers(strategy, compiled, name):
     merged, stacked = COMBINED[name]

@@ -89,6 +89,7 @@ def test_a_tape_is_paused_in_functions_whose_operations_it_records(wrapper: str)
     assert gradient(ACCEPTED[wrapper], "stop_recording").tolist() == [12.0, 24.0, 36.0]
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("wrapper", REFUSED)
 def test_the_remedies(wrapper: str) -> None:
     with mr.GradientTape() as tape:

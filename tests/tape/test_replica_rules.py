@@ -72,6 +72,7 @@ class Program:
         return np.asarray(gradient(self.x))
 
 
+@pytest.mark.first(24)
 @LAYOUTS
 @KINDS
 @pytest.mark.parametrize("tapes", [1, 2])
@@ -139,6 +140,7 @@ def test_a_rule_reads_the_component_of_its_replica(layout: Any, kind: Any) -> No
     np.testing.assert_allclose(program.around(), program.inside(), rtol=1e-6)
 
 
+@pytest.mark.first(4)
 @LAYOUTS
 @KINDS
 def test_a_collective_in_a_rule_is_refused_after_the_run(layout: Any, kind: Any) -> None:

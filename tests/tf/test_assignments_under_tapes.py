@@ -52,7 +52,7 @@ WRAPPERS: dict[str, Callable[[Body], Body]] = {
 }
 
 
-@pytest.mark.first(60)
+@pytest.mark.first(20)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])

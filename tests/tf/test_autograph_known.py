@@ -128,6 +128,7 @@ def a_range_with_a_known_step(x):
 FUNCTIONS = [one for name, one in list(globals().items()) if getattr(one, "__module__", None) == __name__]
 
 
+@pytest.mark.first(9)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
 def test_the_results_are_those_of_python(function):
     x = tf.constant([3.0, 1.0])

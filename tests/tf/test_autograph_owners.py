@@ -439,6 +439,7 @@ def by_a_weak_proxy(a, b):
 FUNCTIONS = [one for name, one in list(globals().items()) if name.startswith(("by_", "beside_"))]
 
 
+@pytest.mark.first(16)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
 def test_values_are_those_of_python(function: Any) -> None:
     compiled = tf.function(function)

@@ -165,6 +165,7 @@ def with_fields(x):
 FUNCTIONS = [one for name, one in list(globals().items()) if name.startswith("with_")]
 
 
+@pytest.mark.first(13)
 @pytest.mark.parametrize("x", [3.0, -2.0])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
 def test_converted_statements_have_the_meaning_of_python(function, x):

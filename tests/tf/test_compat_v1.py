@@ -28,6 +28,7 @@ def compare(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.first(26)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_results_are_those_of_tensorflow(name: str) -> None:
     compare(CASES[name](), EXPECTED[name])

@@ -15,6 +15,7 @@ from tf.concrete_function_cases import cases, described
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "concrete_function_tf_2_21.json").read_text("utf-8"))
 
 
+@pytest.mark.first(15)
 @pytest.mark.parametrize("name", list(RECORDED))
 def test_descriptions_are_those_of_tensorflow(name):
     made = cases(tf)  # keeps the objects of its methods

@@ -596,7 +596,7 @@ def _assigned_under_a_tape(v: Any, helper: Any, x: Any) -> Any:
     return tape.gradient(y, x) + helper(x)
 
 
-@pytest.mark.first(8)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("devices", [0, 1, 2], ids=lambda devices: f"run on {devices}" if devices else "no run")
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 @pytest.mark.parametrize(

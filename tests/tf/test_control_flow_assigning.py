@@ -52,6 +52,7 @@ ROWS: dict[str, tuple[Body, Any, float]] = {
 }
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("body", "expected", "after"), ROWS.values(), ids=ROWS)
 def test_a_function_over_rows_assigns_row_by_row(body: Body, expected: Any, after: float, compiled: bool) -> None:

@@ -30,8 +30,8 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("labels", "long", "frames", "blank", "classes", "losses", "slopes"), CASES)
-@pytest.mark.first(1)
 def test_labels_that_do_not_fit_have_the_loss_of_tensorflow(labels, long, frames, blank, classes, losses, slopes):
     count = 4 if frames == [4, 4] else 5
     drawn = np.random.RandomState(0).randn(count, len(labels), classes)

@@ -17,6 +17,7 @@ CASES = keras_backend_cases.cases(tf)
 K = tf.keras.backend
 
 
+@pytest.mark.first(63)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_results_are_those_of_tensorflow(name):
     dtype, value = EXPECTED[name]

@@ -147,7 +147,7 @@ FUNCTIONS = (
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_no_leak(function):
     w.assign(1.5)

@@ -87,6 +87,7 @@ OF_REALS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.first(42)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("name", OF_REALS)
 def test_operations_on_real_numbers_refuse_complex_tensors(name: str, compiled: bool) -> None:

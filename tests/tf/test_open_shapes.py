@@ -84,6 +84,7 @@ def test_compiled_code_computes_them_if_the_size_is_known(name: str) -> None:
     np.testing.assert_array_equal(tf.function(call)(X, IDS), expected)
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_determine_a_shape_must_be_known_while_tracing(name: str) -> None:
     NUMBERS[name](tf.constant(1))

@@ -798,6 +798,7 @@ def test_defaults_and_keywords_of_loaded_functions_are_those_of_tensorflow(defau
     np.testing.assert_array_equal(call(defaults[saved_again], tf.ones([2])), [expected] * 2)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize(
     "call",
     [

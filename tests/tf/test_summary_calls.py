@@ -154,6 +154,7 @@ def test_loops_and_branches_write_what_they_execute(tmp_path, writer):
     }
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("compile", [tf.function, lambda f: f], ids=["compiled", "eager"])
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (1, 2), (2, 2), (2, 3)])

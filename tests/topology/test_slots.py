@@ -23,6 +23,7 @@ def test_every_replica_has_one_slot_and_devices_hold_consecutive_ones(devices, r
         assert int(slots.replica_at(device, local)) == replica
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("several", [np, jnp])
 @pytest.mark.parametrize(("devices", "replicas"), [(3, 8), (4, 6), (2, 5), (4, 5), (3, 7), (2, 4)])
 def test_rows_and_slots_convert_into_each_other(devices, replicas, several):

@@ -37,6 +37,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.first(7)
 @pytest.mark.parametrize("kind", ["components", "stacked", "batch"])
 @pytest.mark.parametrize("other", STRATEGIES)
 def test_values_of_another_strategy_are_refused(a, other, kind):

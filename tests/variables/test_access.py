@@ -339,6 +339,7 @@ def test_custom_aggregation(way, aggregation, expected):
     assert float(v) == pytest.approx(2 * expected(way.num_replicas))
 
 
+@pytest.mark.first(19)
 @few
 @pytest.mark.parametrize("aggregation", [VariableAggregation.SUM, lambda stacked: jnp.sum(stacked, axis=0)])
 @pytest.mark.parametrize("place", ["replica", "cross-replica"])
@@ -683,6 +684,7 @@ def test_replicas_assign_a_lost_variable_without_reading_it(way, aggregation):
     assert v.numpy() == (6.0 if aggregation is VariableAggregation.SUM else 3.0)
 
 
+@pytest.mark.first(5)
 @pytest.mark.ways(replicas=(1, 2))
 @pytest.mark.parametrize("in_merge", [False, True])
 def test_a_program_may_donate_an_array_that_replicas_have_assigned(way, in_merge):

@@ -44,6 +44,7 @@ ASSIGNMENTS = {
 }
 
 
+@pytest.mark.first(36)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("in_scope", [False, True], ids=["plain", "mirrored"])
 @pytest.mark.parametrize("assign", ASSIGNMENTS.values(), ids=ASSIGNMENTS)

@@ -84,6 +84,7 @@ def in_thread(call: Callable[[], Any], errors: list[BaseException]) -> threading
     return thread
 
 
+@pytest.mark.first(3)
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 2), (1, 2)])
 @pytest.mark.parametrize("other", OTHERS)

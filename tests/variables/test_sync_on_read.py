@@ -255,6 +255,7 @@ def test_custom_aggregation_of_components():
 # One component
 
 
+@pytest.mark.first(22)
 @pytest.mark.parametrize("aggregation", ["MEAN", "ONLY_FIRST_REPLICA"])
 @pytest.mark.parametrize("method", ["assign", "assign_add"])
 def test_a_merge_assigns_an_array_of_all_devices(way, method, aggregation):
