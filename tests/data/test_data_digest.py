@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mirrored.checkpoint.sharing import _data_digest
 from mirrored.data import Dataset
 from mirrored.data.pipeline import data_digest as module
-from mirrored.data.pipeline.data_digest import data_digest
 
 
 def digest(dataset: Any) -> str:
     iterator = iter(dataset)
     next(iterator)
-    return data_digest(iterator)
+    return iterator.data_digest()
 
 
 def lines(folder: Path, *texts: str) -> list[str]:
@@ -81,8 +81,8 @@ def test_a_pipe_is_not_read(tmp_path):
 
 
 def test_an_unread_iterator_and_one_of_another_library_have_no_digest():
-    assert data_digest(iter(Dataset.range(3))) == ""
-    assert data_digest(iter([1])) == ""
+    assert iter(Dataset.range(3)).data_digest() == ""
+    assert _data_digest(iter([1])) == ""
 
 
 def test_functions_are_not_called():
@@ -95,7 +95,7 @@ def test_functions_are_not_called():
     iterator = iter(Dataset.from_generator(lambda: map(read, range(5))))
     next(iterator)
     before = list(calls)
-    assert data_digest(iterator)
+    assert iterator.data_digest()
     assert calls == before
 
 

@@ -21,7 +21,6 @@ from mirrored.checkpoint.worker_state import WorkerState, warn_of_differences
 from mirrored.checkpoint.writing import actual
 from mirrored.collectives.host_allgather import digest, host_allgather
 from mirrored.data.common_position import common_position
-from mirrored.data.pipeline.data_digest import data_digest
 from mirrored.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -30,6 +29,7 @@ from mirrored.errors import (
     MirroredError,
     MissingCheckpointError,
 )
+from mirrored.values.attributes import attribute
 
 _WORKERS: Final = "__workers__"
 
@@ -88,7 +88,7 @@ def with_all_positions(manifest: Manifest, adapters: Mapping[str, Leaf], told: s
         return manifest
     own = {name: saved.value for name, saved in manifest.leaves.items() if saved.kind == "position"}
     state = WorkerState.of(manifest.leaves, adapters)
-    data = {name: data_digest(leaf.iterator) for name, leaf in adapters.items() if isinstance(leaf, PositionLeaf)}
+    data = {name: _data_digest(leaf.iterator) for name, leaf in adapters.items() if isinstance(leaf, PositionLeaf)}
     everyone = host_allgather(called, "compare the state of all workers", [own, data, state.digests(told)])
     leaves = dict(manifest.leaves)
     for name in own:
@@ -99,6 +99,12 @@ def with_all_positions(manifest: Manifest, adapters: Mapping[str, Leaf], told: s
     values_of_all = functools.partial(host_allgather, called, "collect the values that differ between workers")
     warn_of_differences(called, state, [digests for *_, digests in everyone], told, values_of_all)
     return dataclasses.replace(manifest, leaves=leaves)
+
+
+def _data_digest(iterator: object) -> str:
+    """Returns a digest of the data that an iterator reads, if it can tell (`DatasetIterator.data_digest`)."""
+    digest_of_data = attribute(iterator, "data_digest")
+    return str(digest_of_data()) if callable(digest_of_data) else ""
 
 
 def own_position(saved: Saved, name: str, called: str) -> Saved:

@@ -21,7 +21,6 @@ import numpy as np
 from mirrored._jax.trees import tree_flatten
 from mirrored.data.pipeline.files import FileSource
 from mirrored.data.pipeline.indexed_sources import ArraySource, ListSource, RangeSource
-from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.pipeline.nodes import Node, nodes
 from mirrored.data.pipeline.storing import StoredSource
 from mirrored.data.pipeline.streams import IterableSource
@@ -36,16 +35,10 @@ _END_BYTES: Final = 4096  # at the beginning and at the end of a file
 _known: Final = weakref.WeakKeyDictionary[Node, str]()  # by source: the data of a source does not change
 
 
-def data_digest(iterator: object) -> str:
-    """Returns a digest of the data that a dataset's iterator reads.
-
-    It is empty before the first element of a pass, when the position means no example of any data, and for iterators of
-    other kinds.
-    """
-    if not isinstance(iterator, DatasetIterator) or not iterator._count:
-        return ""
+def digest_of(node: Node) -> str:
+    """Returns a digest of the data that a dataset reads, given its last operation."""
     hasher = hashlib.blake2b(digest_size=16)
-    for step in {id(step): step for step in nodes(iterator._node)}.values():
+    for step in {id(step): step for step in nodes(node)}.values():
         if step not in _known:
             _known[step] = _of_step(step) if step.parents else _of_source(step)
         hasher.update(_known[step].encode())

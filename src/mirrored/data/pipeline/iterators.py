@@ -16,6 +16,7 @@ from mirrored.data.extra import engine
 from mirrored.data.feed import close_at_exit
 from mirrored.data.iterator_errors import closed_error, closed_meanwhile_error, warn_exhausted
 from mirrored.data.options import Optional, next_as_optional
+from mirrored.data.pipeline.data_digest import digest_of
 from mirrored.data.pipeline.inner_datasets import InnerDatasets, SameElementsError
 from mirrored.data.pipeline.interrupts import RestartingCursor, position_of
 from mirrored.data.pipeline.nodes import KEYS, Node, Run, first_element, nodes, random_step_ids, random_steps, seeded
@@ -34,8 +35,6 @@ from mirrored.data.pipeline.seeds import Epochs, FunctionEpochs
 from mirrored.data.pipeline.transformations import Prefetched
 from mirrored.errors import ArgumentError, EndOfDataError
 from mirrored.runtime.hooks import IteratedAsPython, note_created, note_iteration, note_moved, stop_iteration
-
-# Dataset iterators: reading elements, saving and restoring the position, and the end of the data.
 
 _VERSION: Final = 1
 _MOVED: Final = (
@@ -187,6 +186,10 @@ class DatasetIterator(IteratedAsPython):
             rule="get_next can be called only while elements remain",
             remedy="iterate with for, use get_next_as_optional, or repeat the dataset",
         )
+
+    def data_digest(self) -> str:
+        """Returns a digest of the data that is read; empty before the first element, when no position means one."""
+        return digest_of(self._node) if self._count else ""
 
     def get_state(self) -> dict[str, Any]:
         """Returns the read position and the shuffle seeds, as data that a checkpoint can save.
