@@ -512,3 +512,17 @@ def test_the_number_of_traces_of_nested_loops_grows_with_their_depth() -> None:
     traced.clear()
     assert int(tf.function(nested)(tf.constant(1))) == expected
     assert len(traced) <= 8  # two per level; 16 if each trace of a level traced the next one twice
+
+
+def test_a_weak_proxy_whose_object_is_gone_does_not_matter_if_it_is_not_used() -> None:
+    def change(a: Any, b: Any) -> Any:
+        o = Plain(a)
+        o.others = [weakref.proxy(Plain(b)), weakref.ref(Plain(b))]  # type: ignore[attr-defined]
+        if a > b:
+            made = Plain(b)
+            made.s = a
+            o.s = made.s * 2
+        return o.s
+
+    assert int(tf.function(change)(tf.constant(5), tf.constant(3))) == 10
+    assert int(tf.function(change)(tf.constant(3), tf.constant(5))) == 3

@@ -259,7 +259,7 @@ class Restoration:
     def _restore(self, called: str, wanted: Callable[[str, Leaf], bool], *, strict: bool, first: bool) -> None:
         graph, found = self._agreed(called, "check", lambda: self._checked(called, wanted, first=first), first)
         chosen = {name for name, (_, leaf) in found.pairs.items() if self._is_new(name) and wanted(name, leaf)}
-        if _make_slots(graph, found, self._manifest):
+        if self._agreed(called, "make slots for", lambda: _make_slots(graph, found, self._manifest), first):
             # The new slots add names to the program, so both sides are matched again.
             graph = self._look()
             before, found = found, self._relevant_mismatches(match(graph, self._manifest), graph, wanted)

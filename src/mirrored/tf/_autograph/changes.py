@@ -134,7 +134,7 @@ class Changes:
 
 
 def _refuse_hidden(places: Sequence[Place]) -> None:
-    """Raises an error if a branch has set a property that cannot be read, and that changes no part of its object."""
+    """Raises an error if a branch sets a property that has no getter, and whose setter changes another object."""
     for place in places:
         raise InvalidArgumentError.of(
             place.name,
@@ -196,8 +196,9 @@ def changing(owner: Any, attribute: str | None, name: str) -> Any:
 
 
 def _behind_proxy(owner: Any) -> Any:
-    """Returns the object behind a weak proxy, under whose identity its other names are known; others unchanged."""
-    return owner.__setattr__.__self__ if isinstance(owner, weakref.ProxyTypes) else owner
+    """Returns the object behind a weak proxy, because other names refer to the object itself; others unchanged."""
+    # Not `isinstance`, which asks the object behind the proxy for its class, and fails if the object is gone.
+    return owner.__setattr__.__self__ if type(owner) in weakref.ProxyTypes else owner
 
 
 class _Items:
@@ -243,7 +244,7 @@ def _reachable(body: Callable[..., object], wanted: set[int]) -> set[int]:
             continue
         seen.add(id(one))
         parts = list(_parts(one, names))
-        if isinstance(one, types.FunctionType) and "ag__" in one.__code__.co_freevars:
+        if type(one) is types.FunctionType and "ag__" in one.__code__.co_freevars:
             own = list(_names(one.__code__))
             names.update(own)
             parts += [one.__globals__[name] for name in own if name in one.__globals__]
@@ -254,8 +255,12 @@ def _reachable(body: Callable[..., object], wanted: set[int]) -> set[int]:
 
 def _parts(one: Any, names: set[str]) -> Iterable[object]:
     """Returns the objects that an object refers to; of a module or a class, its attributes of the given names."""
-    if isinstance(one, (weakref.ReferenceType, *weakref.ProxyTypes)):
-        return (one() if isinstance(one, weakref.ReferenceType) else _behind_proxy(one),)
+    if type(one) in weakref.ProxyTypes:
+        with contextlib.suppress(ReferenceError):
+            return (_behind_proxy(one),)
+        return ()
+    if isinstance(one, weakref.ReferenceType):
+        return (one(),)
     if isinstance(one, types.FunctionType):
         return one.__closure__ or ()
     if isinstance(one, types.ModuleType):

@@ -147,9 +147,10 @@ class Record:
         return any(True for part in self.parts or () for _ in part.changed())
 
     def is_elsewhere(self) -> bool:
-        """Returns whether a property whose object is as before has another value, which must be in another object.
+        """Returns whether the setter has stored the value in another object than its own.
 
-        It cannot be told of a property that computes a new object whenever it is read.
+        Then the property has another value than before, even while its object is as before. A property that computes a
+        new object at every read does not show it: the result is False.
         """
         changed = [one for part in self.parts or () for one in part.changed()]
         now = {place: place.read() for place, _ in changed}
@@ -196,6 +197,7 @@ def _changed_items(place: Place, before: Any) -> Iterator[tuple[Place, Any]]:
 
 
 def differ(one: object, two: object) -> bool:
+    """Returns whether two values are different objects; all undefined values are the same."""
     return one is not two and not (is_undefined(one) and is_undefined(two))
 
 
