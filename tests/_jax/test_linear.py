@@ -68,3 +68,36 @@ def test_some_operands_without_a_batch():
     batch = jnp.stack([X, 2 * X])
     assert jax.vmap(added, in_axes=(0, None))(batch, X).tolist() == (batch + X).tolist()
     assert jax.grad(lambda x: added(x, X).sum())(X).tolist() == [1.0, 1.0, 1.0]
+
+
+def selected(where, x):
+    """Returns `x` where a residual is true, and 5 times `x` elsewhere; the transpose multiplies by 7 elsewhere."""
+    select = lambda factor: lambda where, one: [jnp.where(where, one, factor * one)]  # noqa: E731
+    [result] = linear(select(5), select(7), x, residuals=[where])
+    return result
+
+
+def test_residuals_have_no_derivatives():
+    assert selected(False, X).tolist() == [5.0, 10.0, 15.0]
+    assert jax.jvp(selected, (True, X), (np.zeros((), jax.dtypes.float0), X))[1].tolist() == X.tolist()
+    assert jax.grad(lambda x: selected(False, x).sum())(X).tolist() == [7.0, 7.0, 7.0]
+    assert jax.jit(jax.grad(lambda x: selected(x[0] > 1, x).sum()))(X).tolist() == [7.0, 7.0, 7.0]
+
+
+def test_batches_of_residuals():
+    wheres, batch = jnp.asarray([True, False]), jnp.stack([X, X])
+    gradient = jax.grad(lambda x, where: selected(where, x).sum())
+    assert jax.vmap(selected)(wheres, batch).tolist() == [X.tolist(), (5 * X).tolist()]
+    assert jax.vmap(selected, in_axes=(0, None))(wheres, X).tolist() == [X.tolist(), (5 * X).tolist()]
+    assert jax.vmap(selected, in_axes=(None, 1))(jnp.bool_(False), batch.T).tolist() == (5 * batch).tolist()
+    assert jax.vmap(gradient)(batch, wheres).tolist() == [[1.0] * 3, [7.0] * 3]
+    twice = jax.vmap(jax.vmap(gradient), in_axes=(None, 0))(batch, jnp.stack([wheres, ~wheres]))
+    assert twice[:, :, 0].tolist() == [[1.0, 7.0], [7.0, 1.0]]
+
+
+def test_branches_with_residuals_under_vmap():
+    def branch(flag, x):
+        return jax.lax.cond(flag, lambda: selected(x[0] > 1, x), lambda: 2 * x).sum()
+
+    flags, batch = jnp.asarray([True, False]), jnp.stack([X, X])
+    assert jax.vmap(jax.grad(branch, argnums=1))(flags, batch).tolist() == [[7.0] * 3, [2.0] * 3]

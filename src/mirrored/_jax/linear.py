@@ -30,52 +30,78 @@ ArrayFunction = Callable[..., Sequence[Any]]
 
 
 def linear(
-    function: ArrayFunction, transpose: ArrayFunction, *arrays: jax.Array, batch_axes: tuple[int, int] = (0, 0)
+    function: ArrayFunction,
+    transpose: ArrayFunction,
+    *arrays: jax.Array,
+    residuals: Sequence[jax.Array] = (),
+    batch_axes: tuple[int, int] = (0, 0),
 ) -> list[Any]:
     """Applies a linear function, whose transpose is the function `transpose`, and returns the results.
 
     Args:
-        function: A function from arrays to a list of arrays. It applies to arrays with one more dimension as well.
-        transpose: The function from the cotangents of the results to those of `arrays`.
+        function: A function from the residuals and the arrays to a list of arrays. It is linear in the arrays, and
+            applies to arrays with one more dimension as well.
+        transpose: The function from the residuals and the cotangents of the results to the cotangents of `arrays`.
         *arrays: The arrays.
+        residuals: Arrays without derivatives, such as predicates, that both functions read. With residuals, batches
+            need no property of the functions, and `batch_axes` is not used.
         batch_axes: The positions of the additional dimension in the arrays and in the results.
     """
-    jaxpr = jax.make_jaxpr(function)(*arrays)
-    results = _primitive.bind(*arrays, call_jaxpr=jaxpr, function=function, transpose=transpose, batch_axes=batch_axes)
-    return list(results)
+    return list(
+        _primitive.bind(
+            *residuals,
+            *arrays,
+            call_jaxpr=jax.make_jaxpr(function)(*residuals, *arrays),
+            function=function,
+            transpose=transpose,
+            num_residuals=len(residuals),
+            batch_axes=batch_axes,
+        )
+    )
 
 
 def _applied(*arrays: jax.Array, call_jaxpr: ClosedJaxpr, **_: object) -> list[Any]:
     return as_function(call_jaxpr)(*arrays)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
-    moved = [_ad.instantiate_zeros(tangent) for tangent in tangents]
-    return _primitive.bind(*primals, **params), _primitive.bind(*moved, **params)
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], num_residuals: int, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    params["num_residuals"] = num_residuals
+    moved = [_ad.instantiate_zeros(tangent) for tangent in tangents[num_residuals:]]
+    return _primitive.bind(*primals, **params), _primitive.bind(*primals[:num_residuals], *moved, **params)
 
 
-def _transposed(cotangents: Sequence[Any], *_: object, transpose: ArrayFunction, **__: object) -> Sequence[Any]:
-    return transpose(*[_ad.instantiate_zeros(cotangent) for cotangent in cotangents])
+def _transposed(
+    cotangents: Sequence[Any], *operands: Any, transpose: ArrayFunction, num_residuals: int, **_: object
+) -> list[Any]:
+    moved = [_ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    return [None] * num_residuals + list(transpose(*operands[:num_residuals], *moved))
 
 
 def _batched(
-    arrays: Sequence[jax.Array],
+    operands: Sequence[jax.Array],
     dims: Sequence[int | None],
     *,
     function: ArrayFunction,
     transpose: ArrayFunction,
+    num_residuals: int,
     batch_axes: tuple[int, int],
     **_: object,
 ) -> tuple[list[Any], list[int]]:
-    size = next(array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None)
-    place, place_of_results = batch_axes
+    size = next(array.shape[dim] for array, dim in zip(operands, dims, strict=True) if dim is not None)
+    place, place_of_results = (0, 0) if num_residuals else batch_axes
 
     def moved(array: jax.Array, dim: int | None) -> jax.Array:
         if dim is not None:
             return jnp.moveaxis(array, dim, place)
         return jnp.broadcast_to(jnp.expand_dims(array, place), (*array.shape[:place], size, *array.shape[place:]))
 
-    results = linear(function, transpose, *map(moved, arrays, dims), batch_axes=batch_axes)
+    moved_operands = list(map(moved, operands, dims))
+    residuals, arrays = moved_operands[:num_residuals], moved_operands[num_residuals:]
+    if residuals:
+        function, transpose = jax.vmap(function), jax.vmap(transpose)
+    results = linear(function, transpose, *arrays, residuals=residuals, batch_axes=batch_axes)
     return results, [place_of_results] * len(results)
 
 

@@ -164,7 +164,7 @@ class CrossDeviceOps(abc.ABC):
 
 def stack_all(components: Sequence[Any], group: Group) -> Any:
     """All-gathers one array over all replicas as ``[replicas, ...]``, in replica order."""
-    stacked = jnp.stack(list(components))
+    stacked = jnp.stack(group.sent(components))
     return stacked if group.axis is None else group.slots.rows(lax.all_gather(stacked, group.axis, axis=0, tiled=True))
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.array_types import keeping_width
+from mirrored._jax.linear import linear
 from mirrored._jax.rounding import rounded_to
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.topology.slots import Slots
@@ -71,9 +72,19 @@ class Group:
         """
         if not self.padded:
             return list(components)
-        *others, last = components
-        neutral = jnp.full_like(last, complex(-0.0, -0.0) if jnp.iscomplexobj(last) else -0.0)
-        return [*others, jnp.where(self.is_real(), last, neutral)]
+        *others, before, last = [jnp.asarray(component) for component in components]
+        if jnp.issubdtype(last.dtype, jnp.inexact):
+            return [*others, *_dropping(self.is_real(), before, last)]
+        return [*others, before, jnp.where(self.is_real(), last, jnp.zeros_like(last))]
+
+    def sent(self, components: Sequence[Any]) -> list[Any]:
+        """Returns this device's components unchanged, for an all-gather that drops the component of an empty slot.
+
+        The cotangent of an empty slot's component is that of the slot before.
+        """
+        if not self.padded or not jnp.issubdtype(components[-1].dtype, jnp.inexact):
+            return list(components)
+        return [*components[:-2], *_sending(self.is_real(), *components[-2:])]
 
     def for_each_local(self, value: Any) -> list[Any]:
         """Returns a list with one copy of `value` per local replica slot; an empty slot's copy has gradient zero."""
@@ -81,24 +92,56 @@ class Group:
         return [*copies[:-1], without_padding_gradient(value, self.is_real())] if self.padded else copies
 
 
-@jax.custom_jvp
-def _without_padding_gradient(value: Any, is_real: Any) -> Any:
-    return value
+# The derivatives of what slots send to collectives and receive from them. An empty slot computes the same as the slot
+# before it, and nothing that it computes has an effect (`topology.slots`). So that this holds for derivatives of any
+# order, a map that drops what an empty slot sends has a transpose that gives the slot what the slot before it receives,
+# and the other way round. With zeros instead, a loop over a gradient may not end in the slot.
 
 
-@_without_padding_gradient.defjvp
-def _without_padding_gradient_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    value, is_real = primals
-    return _without_padding_gradient(value, is_real), jnp.where(is_real, tangents[0], jnp.zeros_like(tangents[0]))
+def _dropping(is_real: Any, before: Any, last: Any) -> list[Any]:
+    """Replaces the component of an empty slot by -0.0."""
+    return linear(_or_neutral, _repeating, before, last, residuals=[is_real])
+
+
+def _sending(is_real: Any, before: Any, last: Any) -> list[Any]:
+    """Returns the components of a device's last two slots unchanged."""
+    return linear(lambda _, before, last: [before, last], _repeating, before, last, residuals=[is_real])
+
+
+def _repeating(is_real: Any, before: Any, last: Any) -> list[Any]:
+    """Replaces the component of an empty slot by that of the slot before."""
+    return linear(_or_before, _dropping, before, last, residuals=[is_real])
+
+
+def _or_neutral(is_real: Any, before: Any, last: Any) -> list[Any]:
+    neutral = jnp.full_like(last, complex(-0.0, -0.0) if jnp.iscomplexobj(last) else -0.0)
+    return [before, jnp.where(is_real, last, neutral)]
+
+
+def _or_before(is_real: Any, before: Any, last: Any) -> list[Any]:
+    return [before, jnp.where(is_real, last, before)]
 
 
 def without_padding_gradient(value: Any, is_real: Any) -> Any:
     """Returns `value` unchanged, but stops gradients to `value` if `is_real` is False, i.e. in an empty replica slot.
 
     The gradient is selected, not multiplied: the slot multiplies zero cotangents by any derivative, which may give NaN.
+    Tangents (forward mode) pass unchanged.
     """
     is_inexact = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.inexact)
-    return _without_padding_gradient(value, is_real) if is_inexact else value
+    return _receiving(is_real, value)[0] if is_inexact else value
+
+
+def _receiving(is_real: Any, value: Any) -> list[Any]:
+    return linear(lambda _, value: [value], _returning, value, residuals=[is_real])
+
+
+def _returning(is_real: Any, cotangent: Any) -> list[Any]:
+    return linear(_or_zero, _receiving, cotangent, residuals=[is_real])
+
+
+def _or_zero(is_real: Any, cotangent: Any) -> list[Any]:
+    return [jnp.where(is_real, cotangent, jnp.zeros_like(cotangent))]
 
 
 # The dtypes of sums and means: that of the addends, but float32 for the mean of integers.

@@ -154,6 +154,10 @@ class ReplicaRunner(abc.ABC):
     def group(self, components: Sequence[Any]) -> Any:
         """Combines the values of the local replicas into one cross-replica value, such as a `PerReplica`."""
 
+    def group_argument(self, components: Sequence[Any]) -> Any:
+        """Combines the local replicas' values of an argument of `merge_call` into one cross-replica value."""
+        return self.group(components)
+
     @abc.abstractmethod
     def is_shared(self, components: Sequence[Any]) -> bool:
         """Returns whether all local replicas hold the same Python object."""

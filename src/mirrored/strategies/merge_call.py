@@ -273,7 +273,7 @@ def _check_gradients(called: str, probe: GradientTape, results: Sequence[Any]) -
 
 
 def _group_in_run(runner: ReplicaRunner, components: Sequence[Any]) -> Any:
-    return runner.group(components)
+    return runner.group_argument(components)
 
 
 def _components_in_run(runner: ReplicaRunner, value: object) -> Sequence[Any]:
