@@ -115,6 +115,30 @@ def test_update_refuses_values_that_differ_between_replicas(way, aggregation):
     np.testing.assert_array_equal(v.numpy(), [1.0, 2.0])
 
 
+SCALED = {
+    "assign": lambda v, x: v.assign(v.read_value().at[0].multiply(x)),
+    "scatter_mul": lambda v, x: v.scatter_mul(tf.IndexedSlices(x[None], jnp.asarray([0]))),
+    "scatter_div": lambda v, x: v.scatter_div(tf.IndexedSlices(1 / x[None], jnp.asarray([0]))),
+}
+
+
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+@pytest.mark.parametrize("method", SCALED)
+def test_factors_apply_to_the_copy_of_the_replica(two, method, aggregation):
+    """A copy is multiplied by its own factor only; the aggregation is that of `assign`."""
+    with two.scope():
+        v = mr.Variable([3.0, 5.0], aggregation=aggregation)
+    factors = two.experimental_distribute_values_from_function(
+        lambda context: 2.0 ** (context.replica_id_in_sync_group + 1)
+    )
+    if aggregation in ("NONE", "SUM"):
+        with pytest.raises(mr.errors.ReplicaDivergenceError):
+            two.extended.update(v, SCALED[method], args=(factors,))
+        return
+    two.extended.update(v, SCALED[method], args=(factors,))
+    assert v.numpy().tolist() == [9.0 if aggregation == "MEAN" else 6.0, 5.0]
+
+
 UPDATES = {
     "assign": lambda v, g: v.assign(v.read_value() - g),
     "assign_sub": lambda v, g: v.assign_sub(g),

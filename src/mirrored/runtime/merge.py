@@ -139,11 +139,12 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
         return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
     payload = runner.sent(payload)
     trace = current_trace()
-    if trace is runner.base_trace:  # neither a tape of the replica nor a JAX transform: wait at the barrier
+    if trace is runner.run_trace:  # neither a tape of the replica nor a JAX transform: wait at the barrier
         if not isinstance(trace, RecordsMerges):
             return list(runner.run_merge(merge, payload))
         return trace.process_outer_merge(lambda values: list(runner.run_merge(merge, values)), payload)
-    if isinstance(trace, RecordsMerges) and (merge.nested is None or trace_below_tapes(trace) is runner.base_trace):
+    is_in_run = trace_below_tapes(trace) is trace_below_tapes(runner.run_trace)
+    if isinstance(trace, RecordsMerges) and (merge.nested is None or is_in_run):
         return trace.process_merge(merge, payload)  # unwraps the tape's values, and waits at the barrier
     if merge.nested is None:
         raise under_transform_error(merge)

@@ -36,6 +36,8 @@ class ReplicaRunner(abc.ABC):
         writes_halves: Whether, with one local replica, collectives under transforms are recorded for a later fusion, as
             with several. True if the reduction algorithm does not support every kind of derivative.
         base_trace: The JAX trace that was current when the replicas started.
+        run_trace: The JAX trace in which the innermost run started. It differs from the `base_trace` inside of a
+            `merge_call` that a tape of the replicas records: JAX differentiates the merge, and with it the run.
         store: The variable store of the run.
         created: The variables that the replicas have created, by the line of user code and its number of executions.
         creations: The number of variables that each local replica has created at a line.
@@ -48,6 +50,7 @@ class ReplicaRunner(abc.ABC):
     in_place: bool
     writes_halves: bool = False
     base_trace: Any
+    run_trace: Any
     store: ReplicaStore
     created: dict[tuple[str, int], Any]
     creations: dict[tuple[int, str], int]

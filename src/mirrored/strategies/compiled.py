@@ -196,7 +196,7 @@ class _Run:
         parts: Sequence[Any],
     ) -> list[Any]:
         runner = self._runner
-        runner.base_trace = runner.store.base_trace = current_trace()
+        runner.base_trace = runner.run_trace = runner.store.base_trace = current_trace()
         inputs = [parts[i : i + self._local] for i in range(0, len(parts), self._local)]
         runner.replica_ids = inputs[-1] if self._bit_identical else None
         own = list(leaves)

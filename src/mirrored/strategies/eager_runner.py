@@ -116,7 +116,7 @@ class EagerRunner(ReplicaRunner):
         self.device_assignment = strategy.device_assignment
         self.num_local = len(self.device_assignment.addressable_replicas)
         self.stands_for_others = self.in_place = False
-        self.base_trace = current_trace()
+        self.base_trace = self.run_trace = current_trace()
         self.created: dict[tuple[str, int], Any] = {}
         self.creations: dict[tuple[int, str], int] = {}
         self.outer_listeners = ambient().listeners
@@ -142,8 +142,9 @@ class EagerRunner(ReplicaRunner):
             return call
 
         replicas = range(self.num_local)
-        outer = self._lockstep, self._uneven
+        outer = self._lockstep, self._uneven, self.run_trace
         self._lockstep = LockStep("Strategy.run")
+        self.run_trace = current_trace()
         self._uneven = any(_is_uneven(leaf) for leaf in structures.flatten((tuple(args), kwargs))[0])
         try:
             with within(store=self.current_store(), runner=self, replica=None) as here:
@@ -157,7 +158,7 @@ class EagerRunner(ReplicaRunner):
                 return self._declared(results, specs)
             return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
         finally:
-            self._lockstep, self._uneven = outer
+            self._lockstep, self._uneven, self.run_trace = outer
 
     def _declared(self, results: Sequence[Any], specs: OutSpecs) -> Any:
         """Combines the replicas' results as `out_specs` declares: each replicated leaf becomes one array."""

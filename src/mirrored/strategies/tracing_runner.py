@@ -101,6 +101,7 @@ class TracingRunner(ReplicaRunner):
         self.stands_for_others = len(self.device_assignment.devices) > 1
         self.in_place = self.num_local == 1
         self.base_trace: Any = None
+        self.run_trace: Any = None
         self.created = CreatedByLine()
         self.creations: dict[tuple[int, str], int] = {}
         self.outer_listeners = ambient().listeners
@@ -118,14 +119,14 @@ class TracingRunner(ReplicaRunner):
 
     def run_replicas(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Traces ``fn`` once per replica of a device, synchronised at collectives, and combines the results."""
-        outer = self._called, self._is_nested
-        self._is_nested = True
+        outer = self._called, self._is_nested, self.run_trace
+        self._is_nested, self.run_trace = True, current_trace()
         try:
             *results, last = self.trace_replicas(fn, args, kwargs)
             results.append(structures.map_leaves(self._sent_by_last, last))
             return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
         finally:
-            self._called, self._is_nested = outer
+            self._called, self._is_nested, self.run_trace = outer
 
     def enclosed(self) -> list[tuple[tuple[str, str, Any], ...]]:
         """Returns the arrays that functions of `merge_call` close over, for the replication check.
@@ -226,7 +227,8 @@ class TracingRunner(ReplicaRunner):
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         self._enclosed[ambient().replica.local_index] += [(merge.name, name, array) for name, array in merge.enclosed]
         if not self.in_place:
-            if trace_below_tapes(current_trace()) is not self.base_trace and not is_outside(self):
+            is_in_run = trace_below_tapes(current_trace()) is trace_below_tapes(self.run_trace)
+            if not is_in_run and not is_outside(self):
                 # an assignment in a branch or loop body, whose trace is that of one replica
                 raise under_transform_error(merge)
             if self.bit_identical and not merge.calls_user_code:

@@ -191,7 +191,8 @@ class Scattering:
         self._check_scatter(method, sums=not is_replica or isinstance(self.aggregation, VariableAggregation))
         values, indices, here = self._rows(method, rows), self._places(method, rows), ambient()
         store = store_of(self, here)
-        together = here.replica is not None and store is not None and self.aggregation not in _PLAIN
+        # In the function of `StrategyExtended.update` each replica assigns the value that its own copy is to have.
+        together = here.replica is not None and store is not None and not (here.updates or self.aggregation in _PLAIN)
         if together:
             values, indices = here.replica.all_gather([values, indices], 0)
         if together and self.aggregation is VariableAggregation.MEAN:
