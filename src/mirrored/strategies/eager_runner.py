@@ -326,7 +326,14 @@ class EagerRunner(ReplicaRunner):
         """Returns arrays that are committed to no device, for use outside the run; repeated arrays stay one object."""
         if len(self.device_assignment.devices) == 1:
             return list(components)
-        found = {id(component): movable(component) for component in components}
+        # A copy of an array that a tape watches must be an operation that the tape records.
+        own = {
+            id(one): jax.device_put(one, one.device)
+            if isinstance(one, jax.Array) and not has_payload(one) and is_tracked(one)
+            else one
+            for one in components
+        }
+        found = {key: movable(component) for key, component in own.items()}
         return [found[id(component)] for component in components]
 
     def is_shared(self, components: Sequence[Any]) -> bool:
@@ -441,7 +448,8 @@ def _has_recorded(arrays: Sequence[Sequence[Any]]) -> bool:
 
 
 def _is_recorded(value: object) -> bool:
-    return isinstance(value, Tracer) or has_payload(value)
+    """Returns whether a tape or transform records operations on a value. A tape knows what it watches by identity."""
+    return isinstance(value, Tracer) or has_payload(value) or is_tracked(value)
 
 
 def _is_uneven(leaf: object) -> bool:

@@ -265,11 +265,22 @@ class TracingRunner(ReplicaRunner):
             return value
         return replica_copy(value, ambient().replica.local_index)
 
+    def _components(self, components: Sequence[Any]) -> list[Any]:
+        """Returns the operands of a collective; no gradient flows from that of an empty slot to a value from outside.
+
+        All slots of a device may pass the same value, and JAX adds their cotangents. In a bit-identical program each
+        slot has a copy (`_own_copy`).
+        """
+        *others, last = components
+        if self.bit_identical or not self.group_info.padded or not _is_inexact_tracer(last) or self._is_inside(last):
+            return list(components)
+        return [*others, without_padding_gradient(last, self.group_info.is_real())]
+
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
-        return list(self.algorithm.reduce_arrays(op, arrays, self.group_info))
+        return list(self.algorithm.reduce_arrays(op, list(map(self._components, arrays)), self.group_info))
 
     def all_reduce(self, op: ReduceOp, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        return self.algorithm.all_reduce(op, arrays, self.group_info)
+        return self.algorithm.all_reduce(op, list(map(self._components, arrays)), self.group_info)
 
     def gather(self, arrays: Sequence[Sequence[Any]], axis: int) -> list[Any]:
         return [jnp.concatenate(self.all_components(components), axis) for components in arrays]
@@ -281,7 +292,7 @@ class TracingRunner(ReplicaRunner):
 
     def stack_each(self, arrays: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """All-gathers each array over replicas as ``[replicas, ...]``; returns one copy per replica of this device."""
-        parts = [[jnp.asarray(component) for component in components] for components in arrays]
+        parts = [[jnp.asarray(component) for component in self._components(components)] for components in arrays]
         return self.algorithm.stack_each(parts, self.group_info)
 
     def group(self, components: Sequence[Any]) -> Any:
@@ -291,7 +302,7 @@ class TracingRunner(ReplicaRunner):
         # A merge's backward pass gives an empty slot what it gives the slot before, so that loops of the slot end.
         are_traced = all(map(_is_inexact_tracer, components))
         is_alike = are_traced and len({(one.shape, one.dtype) for one in components[-2:]}) == 1
-        return self.group(self.group_info.sent(components) if is_alike else components)
+        return self.group(self.group_info.sent(self._components(components)) if is_alike else components)
 
     def is_shared(self, components: Sequence[Any]) -> bool:
         components = [as_passed(component) for component in components]
@@ -355,7 +366,7 @@ class TracingRunner(ReplicaRunner):
 
     def all_components(self, components: Sequence[Any]) -> list[Any]:
         """All-gathers an array: returns all replicas' values, given those of this device's replicas."""
-        parts = [jnp.asarray(component) for component in components]
+        parts = [jnp.asarray(component) for component in self._components(components)]
         # The operations of `sent` would change the kernels of bit-identical programs, whose tapes need none of them.
         stacked = stack_isolated([parts])[0] if self.bit_identical else jnp.stack(self.group_info.sent(parts))
         if len(self.device_assignment.devices) > 1:

@@ -1,0 +1,138 @@
+"""A tape around a run records what replicas do with an argument itself, before any operation has made another array.
+
+The tape knows a watched array by its identity; a collective or a merge must record it as it records results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mirrored as mr
+
+X = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+A = np.asarray([0.3, 1.2], np.float32)
+
+
+def context() -> Any:
+    return mr.get_replica_context()
+
+
+def reduced(op: str, value: Any) -> Any:
+    return context().all_reduce(op, value)
+
+
+def merged(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return context().merge_call(function, args, kwargs)
+
+
+def batch_reduced(strategy: Any, x: Any) -> Any:
+    one, other = strategy.extended.batch_reduce_to("SUM", [(x, x), (x, x)])
+    return one * other
+
+
+def product(values: Any) -> Any:
+    return values[0] * values[1]
+
+
+Body = Callable[[Any, Any], Any]
+# For each body the function of the replicas, and the same of all replicas' x, [R, 2], and `a` broadcast to it.
+BODIES: dict[str, tuple[Body, Body]] = {
+    "argument": (lambda x, a: x * a, lambda x, a: x * a),
+    "sum": (lambda x, a: reduced("SUM", x) * a, lambda x, a: x.sum(0) * a),
+    "sum of a shared array": (lambda x, a: reduced("SUM", a) * x, lambda x, a: a.sum(0) * x),
+    "mean": (lambda x, a: reduced("MEAN", a) * a, lambda x, a: a.mean(0) * a),
+    "list": (lambda x, a: product(reduced("SUM", [x, a])), lambda x, a: x.sum(0) * a.sum(0)),
+    "the same twice": (lambda x, a: product(reduced("SUM", [x, x])), lambda x, a: x.sum(0) ** 2),
+    "gather": (lambda x, a: context().all_gather(x, 0).sum() * a, lambda x, a: x.sum() * a),
+    "custom reduction of a shared array": (
+        lambda x, a: reduced(lambda rows: jnp.sum(rows**2, 0), a) * x,
+        lambda x, a: (a**2).sum(0) * x,
+    ),
+    "gather of a shared array": (lambda x, a: context().all_gather(a, 0).sum() * x, lambda x, a: a.sum() * x),
+    "custom": (lambda x, a: reduced(lambda rows: jnp.max(rows, 0), x) * x, lambda x, a: x.max(0) * x),
+    "merge that reduces": (
+        lambda x, a: merged(lambda s, x: s.reduce("SUM", x, axis=None), x) * x,
+        lambda x, a: x.sum(0) * x,
+    ),
+    "merge with keywords": (
+        lambda x, a: merged(lambda s, x, *, a: s.reduce("SUM", x, axis=None) * a, x, a=a),
+        lambda x, a: x.sum(0) * a,
+    ),
+    "merge that reduces to": (
+        lambda x, a: merged(lambda s, x: s.extended.reduce_to("MEAN", x, x), x) * x,
+        lambda x, a: x.mean(0) * x,
+    ),
+    "merge that reduces batches": (lambda x, a: merged(batch_reduced, x) * a, lambda x, a: x.sum(0) ** 2 * a),
+    "merge that gathers": (
+        lambda x, a: merged(lambda s, x: s.gather(x, axis=0).sum(), x) * a,
+        lambda x, a: x.sum() * a,
+    ),
+    "merge that reads": (
+        lambda x, a: merged(lambda s, x: sum(s.experimental_local_results(x)), x) * a,
+        lambda x, a: x.sum(0) * a,
+    ),
+    "merge that returns": (lambda x, a: merged(lambda s, x: x, x) * merged(lambda s, a: a, a), lambda x, a: x * a),
+    "merge that runs": (
+        lambda x, a: merged(lambda s, x, a: s.run(lambda x, a: reduced("SUM", x) * a, args=(x, a)), x, a),
+        lambda x, a: x.sum(0) * a,
+    ),
+    "jit": (lambda x, a: reduced("SUM", jax.jit(lambda x: x)(x)) * a, lambda x, a: x.sum(0) * a),
+    "reshape": (lambda x, a: reduced("SUM", x.reshape(2)) * jnp.asarray(a), lambda x, a: x.sum(0) * a),
+}
+
+
+@pytest.mark.first(24)
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+@pytest.mark.parametrize(("devices", "replicas"), [(2, 2), (1, 3), (2, 3), (4, 4)])
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_arguments(mode: str, devices: int, replicas: int, body: str, deterministic: bool) -> None:
+    names = [f"CPU:{k}" for k in range(devices)]
+    strategy = mr.MirroredStrategy(names, num_replicas=replicas, deterministic=deterministic)
+    function, wanted = BODIES[body]
+    weights = jnp.asarray([1.0, 2.0])
+    xs = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.asarray(X[context.replica_id_in_sync_group])
+    )
+    a = jnp.asarray(A)
+
+    def loss(xs: Any, a: Any) -> Any:
+        losses = strategy.run(lambda x, a: jnp.sum(function(x, a) * weights), args=(xs, a))
+        return strategy.reduce("SUM", losses, axis=None)
+
+    with mr.GradientTape() as tape:
+        tape.watch([xs, a])
+        result = (mr.function(loss) if mode == "compiled" else loss)(xs, a)
+    of_xs, of_a = tape.gradient(result, [xs, a], unconnected_gradients="zero")
+
+    def reference(x: Any, a: Any) -> Any:
+        return jnp.sum(jnp.broadcast_to(wanted(x, a + jnp.zeros_like(x)), x.shape) * weights)
+
+    wanted_of_x, wanted_of_a = jax.grad(reference, (0, 1))(jnp.asarray(X[:replicas]), a)
+    found = np.stack(strategy.experimental_local_results(of_xs))
+    np.testing.assert_allclose(found, wanted_of_x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(of_a, wanted_of_a, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_returns_a_watched_argument(devices: int) -> None:
+    strategy = mr.MirroredStrategy([f"CPU:{k}" for k in range(devices)], num_replicas=2)
+    xs = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.asarray(X[context.replica_id_in_sync_group])
+    )
+    a = jnp.asarray(A)
+    with mr.GradientTape() as tape:
+        tape.watch([xs, a])
+        same_xs, same_a = strategy.run(lambda x, a: (x, a), args=(xs, a))
+        result = jnp.sum(strategy.reduce("SUM", same_xs, axis=None) ** 2 * same_a)
+    of_xs, of_a = tape.gradient(result, [xs, a])
+    total = X[:2].sum(0)
+    for one in strategy.experimental_local_results(of_xs):
+        np.testing.assert_allclose(one, 2 * total * A, rtol=1e-6)
+    np.testing.assert_allclose(of_a, total**2, rtol=1e-6)
