@@ -36,7 +36,8 @@ def test_components_and_stacked_form_are_the_same_value(layout):
     value = mr.PerReplica(components(), layout)
     assert not value.is_stacked
     stacked = value.stacked(layout)
-    assert value.is_stacked
+    assert not value.is_stacked, "tapes know the components"
+    assert value.stacked(layout) is value.kept_stack() is stacked
     assert (stacked.shape, stacked.sharding) == ((4, 2, 3), layout.sharded)
     again = mr.PerReplica.from_stacked(stacked, layout)
     assert (len(again), again.component_shape) == (4, (2, 3))

@@ -15,7 +15,7 @@ from mirrored.compilation.frozen_state import PythonState, stop_iteration_error
 from mirrored.compilation.input_signature import check_signature
 from mirrored.compilation.program import Program
 from mirrored.compilation.program_checks import explaining_uses
-from mirrored.compilation.ragged import checked_call, log_ragged, no_program_error, uneven_error
+from mirrored.compilation.ragged import as_uneven_call, checked_call, log_ragged, no_program_error, uneven_error
 from mirrored.compilation.retraces import difference, log_retrace
 from mirrored.compilation.rewinding import Names, undo_trace
 from mirrored.compilation.scan import stacked_steps
@@ -314,7 +314,7 @@ class Function(Code):
         if not self._has_met_ragged:
             self._has_met_ragged = True
             log_ragged(self.python_function, self._name)
-        call = self._as_python
+        call = functools.partial(as_uneven_call, self._name, self._as_python)
         if self._is_checked or self._programs:
             return locked_with_rollback(lambda: call(*args, **kwargs))
         self._is_checked = True

@@ -18,7 +18,7 @@ from mirrored.compilation.program import Program
 from mirrored.compilation.rewinding import Names
 from mirrored.compilation.signature import RaggedWhileTracing, flatten_arguments, has_ragged, is_ragged
 from mirrored.compilation.static_keys import static_key
-from mirrored.errors import ArgumentError, LossScaleWarning
+from mirrored.errors import ArgumentError, LossScaleWarning, TransformError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.closure_key import code_of
 from mirrored.runtime.entry_point import restoring
@@ -61,6 +61,27 @@ def uneven_error(name: str) -> ArgumentError:
         rule="only batches of equal shape have a program; a call with others runs eagerly, one step at a time",
         remedy="pass batches of equal shape, as a dataset with last_batch='pad' or 'drop' has them",
     )
+
+
+def as_uneven_call(name: str, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Calls a function eagerly because its per-replica batches differ in shape; an error of a transform says so.
+
+    Raises:
+        TransformError: The function reads or assigns a variable under a JAX transform. A program of it may do so.
+    """
+    try:
+        return call(*args, **kwargs)
+    except TransformError as error:
+        if not error.found:
+            raise
+        raise TransformError(
+            error.called,
+            found=f"{error.found}; this call of {name} is eager, because its per-replica batches differ in shape",
+            rule=f"in eager code, {error.rule}; a program, which batches of equal shape have, can read variables there",
+            remedy="distribute the dataset with last_batch='pad' or 'drop' (or batch with drop_remainder=True) so that "
+            "every call is compiled; or read the variable before the transform and pass its value to it, and assign "
+            "what the transform returns",
+        ) from error
 
 
 def no_program_error(name: str, ended: BaseException) -> ArgumentError:

@@ -10,10 +10,8 @@ A `PerReplica` has one of three representations:
 
 from __future__ import annotations
 
-import abc
-import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -21,123 +19,19 @@ import numpy as np
 
 from mirrored._jax.array_likes import has_registered, register_array_like
 from mirrored._jax.arrays import as_array, frozen, shape_of
+from mirrored._jax.boxes import has_payload
 from mirrored._jax.traces import ShapedArray, Tracer
 from mirrored._typing import Leaf
-from mirrored.errors import ValuesError
-from mirrored.values import html
 from mirrored.values.attributes import attribute
+from mirrored.values.base import DistributedValues as DistributedValues
+from mirrored.values.base import NotAnArray, refuse
 from mirrored.values.operators import ArrayOperators
 from mirrored.values.provenance import Batch, Makers
-from mirrored.values.reprs import distributed_repr, outline_of, traced_repr
+from mirrored.values.reprs import outline_of, traced_repr
 from mirrored.values.stacking import are_readable_here, read_tracked, stack_components, unequal_error, unstacked
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
-
-
-class DistributedValues(abc.ABC):
-    """Base class of values with one component per replica: `PerReplica`, `Mirrored`, distributed variables.
-
-    Example:
-        >>> import mirrored as mr
-        >>> strategy = mr.MirroredStrategy(["CPU:0"], num_replicas=2)
-        >>> square = lambda context: context.replica_id_in_sync_group**2
-        >>> squares = strategy.experimental_distribute_values_from_function(square)
-        >>> isinstance(squares, mr.DistributedValues), [int(one) for one in squares.values]
-        (True, [0, 1])
-
-    TensorFlow: `tf.distribute.DistributedValues`.
-    """
-
-    @property
-    @abc.abstractmethod
-    def values(self) -> tuple[Any, ...]:
-        """The components of this value, one per replica, in replica order."""
-
-    def __repr__(self) -> str:
-        return distributed_repr(type(self).__name__, self.values)
-
-    def _repr_html_(self) -> str:
-        """Returns a table for notebooks: each replica's value, and the device that holds the value."""
-        if self._is_traced:
-            return html.text(repr(self))
-        values = self.values
-        return html.components(f"{type(self).__name__} of {html.counted(len(values), 'replica')}", values)
-
-    @property
-    def _is_traced(self) -> bool:
-        """Whether any component is a tracer, so that operations on the value are recorded in a trace."""
-        return any(isinstance(component, Tracer) for component in self.values)
-
-
-def _refuse(operation: str) -> Callable[..., NoReturn]:
-    def method(self: Any, *_args: object, **_kwargs: object) -> NoReturn:
-        raise ValuesError(
-            f"{type(self).__name__}.{operation}",
-            found=f"a value with {len(self)} components was used as if it were one array",
-            rule="a per-replica value is several arrays, so array operations cannot be applied to it",
-            remedy="reduce it (strategy.reduce(op, value, axis=None); op is ReduceOp.SUM for results of average_loss, "
-            "ReduceOp.MEAN for means over the per-replica batch), take its components "
-            "(strategy.experimental_local_results(value) or value.values), or compute inside strategy.run",
-        )
-
-    return method
-
-
-class _NotAnArray(DistributedValues):
-    """Base class of values that are not arrays: array operations on them raise an error that states the remedy."""
-
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
-
-    for _operation in (
-        *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
-        *("pow", "rpow", "matmul", "rmatmul", "neg", "pos", "abs", "lt", "le", "gt", "ge", "invert"),
-        *("and", "rand", "or", "ror", "xor", "rxor", "float", "int", "bool", "complex", "index"),
-        *("array", "iter", "getitem", "contains", "round"),
-    ):
-        locals()[f"__{_operation}__"] = _refuse(f"__{_operation}__")
-    del _operation
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, (int, float, complex, np.ndarray, np.generic, jax.Array, ArrayOperators)):
-            _refuse("__eq__")(self)
-        return NotImplemented  # identity, as of other objects
-
-    __hash__ = object.__hash__
-
-    if not TYPE_CHECKING:  # type checkers report names that the class does not have
-
-        def __getattr__(self, name: str) -> Any:
-            # JAX looks this method up on the instance. The class has none: code that asks the class whether its
-            # instances are arrays gets the right answer.
-            if name == "__jax_array__":
-                return functools.partial(_refuse("__jax_array__"), self)
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}: a per-replica value is several arrays; "
-                "combine them by strategy.reduce(op, value, axis=None) or strategy.gather(value, axis=0), or take them "
-                "by strategy.experimental_local_results(value)",
-                name=name,
-                obj=self,
-            )
-
-    def __format__(self, spec: str) -> str:
-        return str(self) if not spec else _refuse(f"__format__ ({spec!r})")(self)
-
-    def __copy__(self) -> Any:
-        return self  # components are arrays, which are immutable
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise ValuesError(
-            f"pickle of {type(self).__name__}",
-            found=f"the value has {len(self)} components on devices of this process",
-            rule="devices have no meaning in another process, so such a value cannot be pickled",
-            remedy="send its components, [np.asarray(part) for part in value.values], or the result of "
-            "strategy.reduce or strategy.gather",
-        )
 
 
 _NO_MAKERS: Final = Makers()
@@ -145,7 +39,7 @@ _EVEN: Final = Batch(False)
 _UNEVEN: Final = Batch(True)
 
 
-class PerReplica(_NotAnArray):
+class PerReplica(NotAnArray):
     """A value with one component per replica; the components can differ, even in shape.
 
     Args:
@@ -169,7 +63,16 @@ class PerReplica(_NotAnArray):
     TensorFlow: `tf.distribute.DistributedValues` with `.values`. The `repr` has the same form.
     """
 
-    __slots__ = ("_components", "_device_assignment", "_ragged", "_stacked", "is_placed", "made_by", "of_uneven_batch")
+    __slots__ = (
+        "_components",
+        "_device_assignment",
+        "_kept",
+        "_ragged",
+        "_stacked",
+        "is_placed",
+        "made_by",
+        "of_uneven_batch",
+    )
 
     def __init__(
         self, values: Sequence[Any], device_assignment: DeviceAssignment | None = None, *, is_ragged: bool = False
@@ -181,6 +84,7 @@ class PerReplica(_NotAnArray):
             device_assignment = attribute(attribute(components[0], "container"), "device_assignment")
         self._components: tuple[Any, ...] | None = components
         self._stacked: jax.Array | None = None
+        self._kept: jax.Array | None = None
         self._device_assignment = device_assignment
         self.is_placed = device_assignment is not None
         self._ragged = is_ragged
@@ -201,7 +105,7 @@ class PerReplica(_NotAnArray):
     ) -> PerReplica:
         """Creates a per-replica value from a stacked array with one row per replica slot, sharded over the devices."""
         value = cls.__new__(cls)
-        value._components, value._stacked = None, stacked
+        value._components, value._stacked, value._kept = None, stacked, None
         value._device_assignment, value.is_placed = device_assignment, True
         value._ragged, value.made_by, value.of_uneven_batch = False, made_by, False
         return value
@@ -282,13 +186,21 @@ class PerReplica(_NotAnArray):
         """
         if self._stacked is not None:
             return self._stacked
+        if self._kept is not None:
+            return self._kept
         if self._ragged:
             raise unequal_error("components whose shapes differ between workers")
         stacked: jax.Array = stack_components(self.values, device_assignment)
-        # Not kept: the values of variables, which may change, and the array of one of several strategies that use it.
-        if self.is_placed and not has_registered(self.values):
-            self._stacked = stacked
+        # Not kept: the values of variables, which may change, the array of one of several strategies that use it, and
+        # the array that a tape connects with its components. The components remain what represents the value, because
+        # a tape knows them by their identity.
+        if self.is_placed and not has_registered(self.values) and not any(map(has_payload, self.values)):
+            self._kept = stacked
         return stacked
+
+    def kept_stack(self) -> jax.Array | None:
+        """Returns the stacked array, or the one that an earlier call of `stacked` has made of the components."""
+        return self._kept if self._stacked is None else self._stacked
 
     def with_stacked(self, stacked: jax.Array) -> PerReplica:
         """Returns a per-replica value whose components are the rows of `stacked`, on the devices of this value."""
@@ -325,7 +237,8 @@ class LocalPerReplica(PerReplica):
         self, local: Sequence[Any], unstack: Callable[[], Sequence[Any]], device_assignment: DeviceAssignment
     ) -> None:
         self.local = tuple(local)
-        self._components, self._stacked, self._device_assignment, self._unstack = None, None, device_assignment, unstack
+        self._components, self._stacked, self._kept = None, None, None
+        self._device_assignment, self._unstack = device_assignment, unstack
         self._ragged, self.made_by, self.of_uneven_batch, self.is_placed = False, _NO_MAKERS, False, True
 
     @property
@@ -447,4 +360,4 @@ register_array_like(
     read=lambda mirrored: as_array(mirrored.value),
     shape_of=lambda mirrored: ShapedArray(mirrored.shape, mirrored.dtype),
 )
-register_array_like(PerReplica, read=_refuse("__jax_array__"), shape_of=_refuse("__jax_array__"))
+register_array_like(PerReplica, read=refuse("__jax_array__"), shape_of=refuse("__jax_array__"))
