@@ -416,3 +416,37 @@ def test_a_merge_under_a_tape_combines_reductions_of_floats_and_integers(strateg
     # Each of the `n` results depends on every replica's operands.
     expected = jax.grad(lambda x: n * jnp.sum(stacked(x, count)))(x)
     np.testing.assert_allclose(gradients, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("product", [False, True])
+def test_a_tape_around_an_eager_run_records_the_gradient_of_a_merge(devices: int, product: bool) -> None:
+    """The cotangents of the replicas are on their devices, and JAX adds them on one."""
+    strategy = mr.MirroredStrategy([f"CPU:{k}" for k in range(devices)], num_replicas=2)
+    with strategy.scope():
+        v = mr.Variable([2.0, 1.0])
+    x = np.asarray([[1.0, 3.0], [0.5, -1.0]], np.float32)
+    xs = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.asarray(x[context.replica_id_in_sync_group])
+    )
+
+    def merged(strategy: Any, value: Any) -> Any:
+        total = strategy.reduce("SUM", value, axis=None)
+        return total * strategy.reduce("MEAN", value, axis=None) if product else total
+
+    def replica(own: Any) -> Any:
+        own = own * 1.0
+        with GradientTape() as inner:
+            inner.watch(own)
+            loss = jnp.sum(jnp.sin(mr.get_replica_context().merge_call(merged, args=(own * v,))) * own)
+        return jnp.sum(inner.gradient(loss, own) ** 2)
+
+    with GradientTape() as tape:
+        result = strategy.reduce("SUM", strategy.run(replica, args=(xs,)), axis=None)
+
+    def loss_of(x: Any, v: Any) -> Any:
+        total = jnp.sum(x * v, 0)
+        return jnp.sum(jnp.sin(total * total / 2 if product else total) * x)
+
+    wanted = jax.grad(lambda v: jnp.sum(jax.grad(loss_of)(x, v) ** 2))(jnp.asarray([2.0, 1.0]))
+    np.testing.assert_allclose(tape.gradient(result, v), wanted, rtol=1e-5)

@@ -14,6 +14,7 @@ from jaxlib import xla_client as _xla_client
 
 from mirrored._jax.boxes import Array, Box, payload_of
 from mirrored._jax.source_lines import source_line
+from mirrored._jax.traces import Tracer
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -40,6 +41,16 @@ def movable(array: object) -> Any:
         return array
     devices = list(array.sharding.device_set)
     return _xla_client.batched_device_put(array.aval, array.sharding, [array], devices, False)
+
+
+def put_on(value: jax.Array, device: jax.Device) -> Any:
+    """Puts an array on a device, by an operation whose transpose moves the cotangent to where the array was.
+
+    `jax.device_put` finds out where a tracer's array is, but for an array that a tape tracks: it would leave the
+    cotangent on the new device, where JAX cannot add it to others.
+    """
+    known = payload_of(value.to_concrete_value() if isinstance(value, Tracer) else value)
+    return jax.device_put(value, device, src=known.sharding if type(known) is Array else None)
 
 
 def near_first(arrays: Sequence[Any]) -> list[Any] | None:

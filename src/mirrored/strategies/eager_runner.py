@@ -17,7 +17,7 @@ import numpy as np
 
 from mirrored._jax import caches
 from mirrored._jax.boxes import has_payload, payload_of
-from mirrored._jax.placement import movable
+from mirrored._jax.placement import movable, put_on
 from mirrored._jax.traces import Tracer, current_trace, is_differentiated, is_staging_above, trace_below_tapes
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
@@ -400,7 +400,7 @@ class EagerRunner(ReplicaRunner):
 
     def _moved(self, value: Any, device: jax.Device) -> Any:
         if _is_recorded(value):
-            return jax.device_put(value, device)
+            return put_on(value, device)
         if len(value.sharding.device_set) > 1 and value.is_fully_replicated:
             return _on_device(value, device)
         return value if not value.committed or value.device == device else jax.device_put(value, device)
