@@ -169,3 +169,38 @@ def test_a_collective_in_the_block(way, collective):
 
     _, expected = jax.jvp(whole, (x,), (tangent,))
     np.testing.assert_allclose(np.concatenate(way.strategy.experimental_local_results(found)), expected, rtol=1e-6)
+
+
+AROUND = {
+    "sine": (lambda x, v: jnp.sin(x * v) * v, lambda x, v: jnp.sin(x * v) * v),
+    "sum": (
+        lambda x, v: jnp.tanh(COLLECTIVES["SUM"](mr.get_replica_context(), x * v)),
+        lambda x, v: jnp.tanh(jnp.sum(x * v, 0)),
+    ),
+    "mean": (
+        lambda x, v: COLLECTIVES["MEAN"](mr.get_replica_context(), x * x) * v * v,
+        lambda x, v: jnp.mean(x * x, 0) * v * v,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 2), (2, 2), (2, 3)])
+def test_an_accumulator_around_an_eager_run(devices, replicas, deterministic, name):
+    """The replicas compute on their devices, on which the backward pass that is transposed has arrays, too."""
+    names = [f"CPU:{k}" for k in range(devices)]
+    strategy = mr.MirroredStrategy(names, num_replicas=replicas, deterministic=deterministic)
+    with strategy.scope():
+        v = mr.Variable([0.2, 0.1])
+    x = jnp.asarray([[1.0, 3.0], [2.0, -1.0], [0.5, 0.25]])[:replicas]
+    xs = strategy.experimental_distribute_values_from_function(lambda context: x[context.replica_id_in_sync_group])
+    replica, whole = AROUND[name]
+    with ForwardAccumulator(v, jnp.asarray([1.0, -2.0])) as accumulator:
+        total = strategy.reduce("SUM", strategy.run(lambda x: replica(x, v), args=(xs,)), axis=None)
+
+    def reference(v):
+        return jnp.sum(jnp.broadcast_to(whole(x, v), x.shape), 0)
+
+    wanted = jax.jvp(reference, (jnp.asarray([0.2, 0.1]),), (jnp.asarray([1.0, -2.0]),))[1]
+    np.testing.assert_allclose(accumulator.jvp(total), wanted, rtol=1e-5)

@@ -53,6 +53,11 @@ def put_on(value: jax.Array, device: jax.Device) -> Any:
     return jax.device_put(value, device, src=known.sharding if type(known) is Array else None)
 
 
+def is_device_mismatch(error: Exception) -> bool:
+    """Returns whether JAX raised an error because arrays are committed to different devices."""
+    return "incompatible devices" in str(error) or type(error).__name__ == "DeviceAssignmentMismatchError"
+
+
 def near_first(arrays: Sequence[Any]) -> list[Any] | None:
     """Moves all committed arrays to the devices of the first committed array, and returns all arrays.
 

@@ -14,7 +14,7 @@ from jax.tree_util import DictKey, SequenceKey
 
 from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
-from mirrored._jax.placement import near_first
+from mirrored._jax.placement import is_device_mismatch, near_first
 from mirrored._jax.traces import Tracer, current_trace, is_eval
 from mirrored._jax.trees import in_order_of
 from mirrored._typing import DTypeLike, PyTree
@@ -351,7 +351,7 @@ class Walk:
         try:
             return operation.jitted(*values) if self._direct else run_under(self._trace, operation, values)
         except ValueError as error:
-            moved = near_first(values) if "incompatible devices" in str(error) else None
+            moved = near_first(values) if is_device_mismatch(error) else None
             if moved is None:
                 raise
         # The forward pass has combined arrays of several devices that are not committed to them: JAX copied them there,

@@ -12,9 +12,10 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import payload_of
+from mirrored._jax.placement import is_device_mismatch
 from mirrored._jax.trees import in_order_of
 from mirrored._typing import PyTree
-from mirrored.errors import ArgumentError, StructureError
+from mirrored.errors import ArgumentError, StructureError, TapeError
 from mirrored.runtime.ambient import ambient
 from mirrored.tape.backward import (
     UnconnectedGradients,
@@ -147,6 +148,14 @@ class ForwardAccumulator:
             return None
         if self._tape.waits_for_replicas:
             return self._along_by_tapes(target, value)
+        try:
+            return self._along_by_jax(target, value)
+        except Exception as error:
+            if not is_device_mismatch(error) and not isinstance(error, TapeError):
+                raise
+            return self._along_by_tapes(target, value)  # the replicas of an eager run compute on their devices
+
+    def _along_by_jax(self, target: Any, value: jax.Array) -> Any:
         connected: list[int] = []
 
         def pull(cotangent: jax.Array) -> list[jax.Array]:
@@ -168,9 +177,10 @@ class ForwardAccumulator:
         return result
 
     def _along_by_tapes(self, target: Any, value: jax.Array) -> Any:
-        """Computes the derivative of a recorded merge, whose gradient replicas cannot compute under a transform of JAX.
+        """Computes the derivative where a tape can compute gradients, and a transform of JAX cannot.
 
-        A second tape records the backward pass, which is linear in the cotangent; its gradient is the transpose.
+        This is the case for a recorded merge, in which replicas wait, and for arrays on several devices. A second tape
+        records the backward pass, which is linear in the cotangent; its gradient is the transpose.
         """
         with GradientTape(watch_accessed_variables=False) as tape:
             cotangent = jnp.zeros(value.shape, value.dtype)
