@@ -18,13 +18,12 @@ import numpy as np
 from mirrored._jax import caches
 from mirrored._jax.boxes import has_payload, payload_of
 from mirrored._jax.placement import movable, put_on
-from mirrored._jax.traces import Tracer, current_trace, is_differentiated, is_staging_above, trace_below_tapes
+from mirrored._jax.traces import Tracer, current_trace, is_staging_above, trace_below_tapes
 from mirrored._typing import Operand
 from mirrored.collectives.host_allgather import check_equal, host_allgather
 from mirrored.collectives.reduce_op import log_label
 from mirrored.collectives.stacked import concatenated, on_all_devices, reduce_stacked
 from mirrored.collectives.summation import Group
-from mirrored.errors import TransformError
 from mirrored.runtime.ambient import ambient, is_tracked, within
 from mirrored.runtime.component_reads import component_of
 from mirrored.runtime.lockstep import LockStep, carry
@@ -36,7 +35,12 @@ from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.copies import Copies
 from mirrored.strategies.declared_results import OutSpecs, as_array, checked_components
 from mirrored.strategies.eager_equality import bits_of, check_equal_bits, is_number, one_type, shared_by_workers
-from mirrored.strategies.recorded_collectives import all_reduce_recorded, gather_recorded
+from mirrored.strategies.recorded_collectives import (
+    all_reduce_recorded,
+    gather_recorded,
+    refuse_differentiated,
+    refuse_recorded,
+)
 from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica
@@ -153,7 +157,9 @@ class EagerRunner(ReplicaRunner):
                 results = self._lockstep.run([body(replica) for replica in replicas], contexts)
             # A run in a merge may return tracers: those of a replica's tape, which records the merge as one operation.
             if ambient().runner is None and len(self.device_assignment.devices) > 1:
-                _refuse_differentiated(results)
+                refuse_differentiated(results)
+                if self._spans:
+                    refuse_recorded(results)
             if specs is not None and specs.is_given:
                 return self._declared(results, specs)
             return structures.regroup(results, "Strategy.run", self.group, are_shared=self.are_shared)
@@ -412,23 +418,6 @@ class EagerRunner(ReplicaRunner):
         firsts = [components[self.device_assignment.replicas_on(device)[0] - before] for device in devices]
         placed = [jax.device_put(one, device) for one, device in zip(firsts, devices, strict=True)]
         return jax.make_array_from_single_device_arrays(np.shape(firsts[0]), self.device_assignment.replicated, placed)
-
-
-def _refuse_differentiated(results: Sequence[Any]) -> None:
-    """Raises an error for an eager run inside `jax.grad`: JAX cannot add cotangents on different devices.
-
-    Raises:
-        TransformError: A result is a tracer of such a transform.
-    """
-    if any(is_differentiated(leaf) for result in results for leaf in structures.flatten(result)[0]):
-        raise TransformError(
-            "Strategy.run",
-            found="an eager run on several devices was called under jax.grad, jax.vjp or jax.jvp",
-            rule="the replicas of an eager run compute on their own devices, and JAX cannot add cotangents on "
-            "different devices",
-            remedy="record with mirrored.GradientTape, call jax.grad inside the function given to run, or compile the "
-            "whole step with mirrored.function, on per-replica batches of equal shapes: a step on others runs eagerly",
-        )
 
 
 def _described(component: jax.Array) -> str:

@@ -15,12 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.boxes import is_live_box
-from mirrored._jax.traces import Tracer
+from mirrored._jax.traces import Tracer, is_differentiated
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.errors import TapeError
+from mirrored.errors import TapeError, TransformError
+from mirrored.runtime.ambient import is_tracked
 from mirrored.strategies.reducing import gather_with_sizes
 from mirrored.tape.dependencies import finds_dependencies
 from mirrored.topology.device_assignment import DeviceAssignment
+from mirrored.values import structures
 
 Lists = Sequence[Sequence[Any]]
 
@@ -123,14 +125,47 @@ def _joining(
 
 
 def _check(op: ReduceOp, arrays: Lists) -> None:
-    outside = any(is_live_box(component) for components in arrays for component in components)
-    if not outside and op in (ReduceOp.SUM, ReduceOp.MEAN):
-        return
-    raise TapeError(
+    if any(is_live_box(component) or is_tracked(component) for components in arrays for component in components):
+        raise _several_workers_error(
+            "a tape outside run would have to record an eager run with replicas on several workers"
+        )
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise _several_workers_error(f"a tape would have to differentiate {op!r} over several workers, in eager code")
+
+
+def refuse_differentiated(results: Sequence[Any]) -> None:
+    """Raises an error for an eager run inside `jax.grad`: JAX cannot add cotangents on different devices.
+
+    Raises:
+        TransformError: A result is a tracer of such a transform.
+    """
+    if any(is_differentiated(leaf) for result in results for leaf in structures.flatten(result)[0]):
+        raise TransformError(
+            "Strategy.run",
+            found="an eager run on several devices was called under jax.grad, jax.vjp or jax.jvp",
+            rule="the replicas of an eager run compute on their own devices, and JAX cannot add cotangents on "
+            "different devices",
+            remedy="record with mirrored.GradientTape, call jax.grad inside the function given to run, or compile the "
+            "whole step with mirrored.function, on per-replica batches of equal shapes: a step on others runs eagerly",
+        )
+
+
+def refuse_recorded(results: Sequence[Any]) -> None:
+    """Raises an error if a tape around an eager run of several workers has recorded how results were computed.
+
+    The gradient of a variable would be the sum over the replicas of this worker alone.
+
+    Raises:
+        TapeError: A tape tracks a result.
+    """
+    if any(is_live_box(leaf) for result in results for leaf in structures.flatten(result)[0]):
+        raise _several_workers_error("a tape outside run has recorded an eager run with replicas on several workers")
+
+
+def _several_workers_error(found: str) -> TapeError:
+    return TapeError(
         "GradientTape",
-        found="a tape outside run would have to record an eager run with replicas on several workers"
-        if outside
-        else f"a tape would have to differentiate {op!r} over several workers, in eager code",
+        found=found,
         rule="in eager code with several workers, a tape must be opened inside run, and can differentiate only SUM, "
         "MEAN and gather",
         remedy="open the tape inside the function given to run, or compile the whole step with mirrored.function, on "
