@@ -77,6 +77,7 @@ def test_everything_on_two_workers_with_two_devices_each(tmp_path):
         assert "mirrored variable 'drawn' on worker 1" in found["refused in run"]
         value = np.asarray(found["drawn"], np.float32)
         np.testing.assert_allclose(found["outside run"], [3 * value**2, 6 * value], rtol=1e-5)
+        assert all("eager run with replicas on several workers" in error for error in found["around run"])
         assert found["outside run, alone"] == (found["outside run"] if index == 1 else None)
         assert found["two steps"] == [6.0, 6.0]
         assert (found["none yet"], found["restored"], found["as before"]) == (None, 3, True)

@@ -127,6 +127,28 @@ def outside_run() -> Any:
 found["outside run"] = outside_run()
 found["outside run, alone"] = outside_run() if me == 1 else None
 
+
+# It cannot record an eager run: the gradient would be that of this worker's replicas.
+def around_run(of: str) -> str:
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.ones(1) * context.replica_id_in_sync_group
+    )
+    functions = {
+        "variable": lambda x: x * drawn,
+        "argument": lambda x: mr.get_replica_context().all_reduce("SUM", x),
+        "result": lambda x: x * 2.0,
+    }
+    try:
+        with mr.GradientTape() as tape:
+            tape.watch(values)
+            strategy.run(functions[of], args=(values,))
+    except mr.errors.TapeError as error:
+        return error.found
+    return "not refused"
+
+
+found["around run"] = [around_run(of) for of in ("variable", "argument", "result")]
+
 # Steps per call.
 many = mr.function(lambda x: strategy.reduce("SUM", strategy.run(replica, args=(x,))["x"], axis=None), steps_per_call=2)
 found["two steps"] = many([(ids,), (ids,)]).tolist()
