@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.placement import movable
+from mirrored._typing import PyTree
 from mirrored.runtime.ambient import ReadableVariable, ambient, announce_read, is_tracked
+from mirrored.values.distributed_values import PerReplica
 from mirrored.values.stacking import register_tracing_check, register_tracked_read, stack_components, whole_rows
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
-    from mirrored.values.distributed_values import PerReplica
 
 
 @jax.custom_jvp
@@ -67,6 +68,29 @@ def _components_tracked(stacked: jax.Array, device_assignment: DeviceAssignment 
 
 register_tracked_read(_components_tracked)
 register_tracing_check(lambda: ambient().store is not None and ambient().runner is None)
+
+
+def as_stored(structure: PyTree, like: PyTree) -> PyTree:
+    """Returns a pytree whose per-replica values are stacked where those of `like`, of the same structure, are stacked.
+
+    The other per-replica values have components. A pytree of another structure is returned unchanged.
+    """
+    is_value = lambda leaf: isinstance(leaf, PerReplica)  # noqa: E731
+    leaves, treedef = jax.tree.flatten(structure, is_leaf=is_value)
+    others = jax.tree.leaves(like, is_leaf=is_value)
+    if len(leaves) != len(others) or not any(map(is_value, others)):
+        return structure
+    pairs = zip(leaves, others, strict=True)
+    return treedef.unflatten([_stored_as(one, other) if is_value(one) else one for one, other in pairs])
+
+
+def _stored_as(value: PerReplica, other: object) -> PerReplica:
+    if not isinstance(other, PerReplica) or value.is_stacked is other.is_stacked or len(value) != len(other):
+        return value
+    if not other.is_stacked:
+        return PerReplica.of_components(value.values, value.device_assignment)
+    device_assignment = other.device_assignment
+    return value if device_assignment is None else other.with_stacked(stacked_of(value, device_assignment))
 
 
 def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:

@@ -20,6 +20,7 @@ from mirrored._jax.trees import positions_in_order
 from mirrored._typing import Operand, PyTree
 from mirrored.errors import StructureError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient
+from mirrored.runtime.component_reads import as_stored
 from mirrored.runtime.entry_point import restoring
 from mirrored.tape import backward as jacobians
 from mirrored.tape.backward import (
@@ -324,6 +325,7 @@ def _initial_cotangent(weight: jax.Array) -> Any:
 def _weights(targets: Sequence[Any], structure: PyTree, output_gradients: PyTree) -> list[Any]:
     if output_gradients is None:
         return [None] * len(targets)
+    output_gradients = as_stored(output_gradients, structure)
     weights = tape_leaves(output_gradients)
     if len(targets) == 1 and not isinstance(structure, (list, tuple, dict)) and not _is_leaf(output_gradients):
         # One gradient in a tuple, as in `def grad(*upstream)`, or a nested list of numbers for one array.
