@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -75,13 +75,17 @@ def as_stored(structure: PyTree, like: PyTree) -> PyTree:
 
     The other per-replica values have components. A pytree of another structure is returned unchanged.
     """
-    is_value = lambda leaf: isinstance(leaf, PerReplica)  # noqa: E731
-    leaves, treedef = jax.tree.flatten(structure, is_leaf=is_value)
-    others = jax.tree.leaves(like, is_leaf=is_value)
-    if len(leaves) != len(others) or not any(map(is_value, others)):
+    flat: tuple[list[Any], Any] = jax.tree.flatten(structure, is_leaf=_is_per_replica)
+    leaves, treedef = flat
+    others = jax.tree.leaves(like, is_leaf=_is_per_replica)
+    if len(leaves) != len(others) or not any(map(_is_per_replica, others)):
         return structure
     pairs = zip(leaves, others, strict=True)
-    return treedef.unflatten([_stored_as(one, other) if is_value(one) else one for one, other in pairs])
+    return treedef.unflatten([_stored_as(one, other) if _is_per_replica(one) else one for one, other in pairs])
+
+
+def _is_per_replica(leaf: object) -> TypeGuard[PerReplica]:
+    return isinstance(leaf, PerReplica)
 
 
 def _stored_as(value: PerReplica, other: object) -> PerReplica:
