@@ -5,6 +5,7 @@ Such a tensor is traced, but its value is known; Python's own operators refuse i
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -197,3 +198,22 @@ def test_python_containers_decide_what_they_contain():
             return value % 2 == 1
 
     assert tf.function(lambda x: x if 3 in Odd() and 2 not in Odd([2]) else -x)(tf.constant(1.0)) == 1.0
+
+
+def in_list(x):
+    return x in [1, 2, 3]
+
+
+def any_of(x):
+    return any([x > 1, x > 2])
+
+
+def comprehension(x):
+    return [k for k in (1, 2) if x > k]
+
+
+@pytest.mark.parametrize("function", [in_list, any_of, comprehension])
+def test_an_error_names_the_conditions_that_stay_python(function):
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        tf.function(function)(tf.constant(2))
+    assert any("AutoGraph does not convert `in`" in note for note in caught.value.__notes__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,13 @@ import jax.numpy as jnp
 from mirrored._jax.traces import Tracer
 from mirrored.tf._ops.control_flow import known_bool
 from mirrored.tf._tensors import as_tensor
+
+_NOTE: Final = (
+    "tf.function: AutoGraph does not convert `in`, `not in`, `any`, `all` and the `if` of a comprehension\n"
+    "  rule:   their conditions stay Python, so that tensors in them must be known while tracing\n"
+    "  remedy: tf.reduce_any(tf.equal(x, [1, 2, 3])) for `x in [1, 2, 3]`, tf.reduce_any(tf.stack(conditions)) for "
+    "`any(conditions)`, tf.reduce_all for `all`, and tf.where for such an `if`"
+)
 
 
 def is_traced(value: object) -> TypeGuard[jax.Array]:
@@ -32,7 +39,13 @@ def known_truth(value: object) -> bool:
         TracerBoolConversionError: It is a traced tensor that is known only at run time.
     """
     known = truth(value)
-    return bool(value) if known is None else known
+    if known is not None:
+        return known
+    try:
+        return bool(value)
+    except jax.errors.ConcretizationTypeError as error:
+        error.add_note(_NOTE)
+        raise
 
 
 def is_abstract(value: object) -> bool:
