@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.tf._autograph.changes import recording, write_all
 from mirrored.tf._autograph.effects import tracing
+from mirrored.tf._autograph.exceptions import controlled
 from mirrored.tf._autograph.places import Place
 from mirrored.tf._autograph.state import (
     GetState,
+    Lost,
     Parts,
     SetState,
     common_dtype,
@@ -44,6 +46,7 @@ def if_stmt(
     set_state: SetState,
     symbol_names: Sequence[str],
     nouts: int,
+    rescued: Sequence[str] = (),
 ) -> None:
     """Executes an `if` statement of code that AutoGraph has converted; the condition may be a traced tensor.
 
@@ -55,6 +58,8 @@ def if_stmt(
         set_state: Sets their values.
         symbol_names: The names.
         nouts: How many of the names are used afterwards.
+        rescued: Those of them that are used only after an exception or by a lambda. They need not have a value that
+            fits one program.
 
     Raises:
         InvalidArgumentError: The condition is known only at run time, and the branches give a name values that do
@@ -66,11 +71,12 @@ def if_stmt(
         return
     before = get_state()
     names = symbol_names[:nouts]
-    first, values = _traced(body, before, get_state, set_state, names)
-    second, other_values = _traced(orelse, before, get_state, set_state, names, list(values))
-    if _is_held(values, other_values):
-        first, values = _traced(body, before, get_state, set_state, names, list(other_values))
-    after = _joined("if", cond, (first, second), (values, other_values))
+    with controlled():
+        first, values = _traced(body, before, get_state, set_state, names)
+        second, other_values = _traced(orelse, before, get_state, set_state, names, list(values))
+        if _is_held(values, other_values):
+            first, values = _traced(body, before, get_state, set_state, names, list(other_values))
+        after = _joined("if", cond, (first, second), (values, other_values), rescued)
     set_state((*(after.pop(name) for name in names), *before[nouts:]))
     write_all((place, value) for place, value in after.items() if isinstance(place, Place))
 
@@ -82,11 +88,12 @@ def if_exp(cond: object, if_true: Callable[[], Any], if_false: Callable[[], Any]
         return if_true() if known else if_false()
     blocks: list[Block] = []
     values: list[dict[str | Place, Any]] = []
-    for branch in (if_true, if_false):
-        found: list[Any] = []
-        blocks.append(trace_block(_keeping(branch, found)))
-        values.append({expr_repr: found[0]})
-    return _joined("if", cond, blocks, values)[expr_repr]
+    with controlled():
+        for branch in (if_true, if_false):
+            found: list[Any] = []
+            blocks.append(trace_block(_keeping(branch, found)))
+            values.append({expr_repr: found[0]})
+        return _joined("if", cond, blocks, values)[expr_repr]
 
 
 def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
@@ -94,7 +101,8 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     value = first()
     known = truth(value)
     if known is None:
-        return _one_of("and", value, second)
+        with controlled():
+            return _one_of("and", value, second)
     return second() if known else value
 
 
@@ -103,7 +111,8 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     value = first()
     known = truth(value)
     if known is None:
-        return _one_of("or", value, second)
+        with controlled():
+            return _one_of("or", value, second)
     return value if known else second()
 
 
@@ -193,18 +202,29 @@ def _is_held(first: Mapping[str | Place, Any], second: Mapping[str | Place, Any]
 
 
 def _joined(
-    statement: str, cond: object, blocks: Sequence[Block], values: Sequence[Mapping[str | Place, Any]]
+    statement: str,
+    cond: object,
+    blocks: Sequence[Block],
+    values: Sequence[Mapping[str | Place, Any]],
+    rescued: Sequence[str] = (),
 ) -> dict[str | Place, Any]:
     """Builds a conditional from two traced branches; returns the resulting value of each name, item and attribute.
 
-    An item that only one branch changes has its former value in the other.
+    An item that only one branch changes has its former value in the other. Names in `rescued` whose values do not fit
+    are lost.
     """
     keys = dict.fromkeys(key for one in values for key in one)
     pieces: dict[str | Place, _Joint] = {}
+    lost: dict[str | Place, Any] = {}
     for key in keys:
         first, second = (one[key] if isinstance(key, str) or key in one else uniform(key.read()) for one in values)
         pair = (_variable_as_tensor(first, second, blocks[0]), _variable_as_tensor(second, first, blocks[1]))
-        pieces[key] = _Joint(statement, str(key), *_with_zeros_for_missing(statement, str(key), *pair))
+        try:
+            pieces[key] = _Joint(statement, str(key), *_with_zeros_for_missing(statement, str(key), *pair))
+        except InvalidArgumentError:
+            if key not in rescued:
+                raise
+            lost[key] = Lost(key)
 
     def outputs(number: int, results: list[Any]) -> list[Any]:
         own = iter(results)
@@ -212,7 +232,7 @@ def _joined(
         return [array for key, piece in pieces.items() for array in piece.given(number, by_name.get(key, []))]
 
     outs = iter(choose(jnp.where(as_tensor(cond), 0, 1), blocks, outputs))
-    return {key: piece.result(outs) for key, piece in pieces.items()}
+    return {key: piece.result(outs) for key, piece in pieces.items()} | lost
 
 
 def _with_zeros_for_missing(statement: str, name: str, first: PyTree, second: PyTree) -> tuple[Any, Any]:

@@ -35,6 +35,32 @@ def is_generated(name: str) -> bool:
     return _GENERATED.fullmatch(name) is not None
 
 
+def is_flag(name: str) -> bool:
+    """Returns whether `name` is a variable that AutoGraph generated to express whether a jump has been executed."""
+    return is_generated(name) and not name.startswith(RETURN_VALUE)
+
+
+class Lost(Undefined):  # type: ignore[misc]
+    """The value of a name after a branch or loop that cannot tell it, and which no later code is sure to read."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        """Refuses to return a value.
+
+        Raises:
+            InvalidArgumentError: Always.
+        """
+        raise InvalidArgumentError.of(
+            "tf.function",
+            found=f"`{self.symbol_name}` is read after an exception or by a lambda, but a branch or a loop that a "
+            "tensor controls has left no value in it",
+            rule="if the path is chosen at run time, a variable must have one structure, shape and dtype on all paths",
+            remedy="assign a value of that shape and dtype before the statement (tf.zeros, tf.cast) or on every path, "
+            "or use another name in the branch or loop",
+        )
+
+
 def is_undefined(value: object) -> bool:
     """Returns whether a value is AutoGraph's marker for a Python variable that is not assigned yet."""
     return isinstance(value, (Undefined, UndefinedReturnValue))

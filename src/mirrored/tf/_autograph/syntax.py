@@ -27,6 +27,11 @@ def check(node: ast.AST) -> None:
         if isinstance(one, (ast.TryStar, ast.Match)):
             keyword = "match" if isinstance(one, ast.Match) else "except*"
             raise errors.UnsupportedLanguageElementError(f"`{keyword}` is not supported")
+        if isinstance(one, ast.Try) and any(jumps(one.finalbody)):
+            # It drops an exception, which the passes would not.
+            raise errors.UnsupportedLanguageElementError(
+                "`return`, `break` and `continue` in `finally` are not supported"
+            )
         if any(isinstance(part, ast.NamedExpr) for moved in _moved(one) for part in ast.walk(moved)):
             # The passes move the expression to a function of its own, in which `:=` assigns a local variable.
             raise errors.UnsupportedLanguageElementError(
@@ -49,6 +54,18 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         if not isinstance(one, _FUNCTIONS):
             yield one
             yield from _within(ast.iter_child_nodes(one))
+
+
+def jumps(nodes: Iterable[ast.AST], in_loop: bool = False) -> Iterator[ast.AST]:
+    """Yields the `return` statements, and each `break` and `continue` of an outer loop, in a list of statements."""
+    for one in nodes:
+        if isinstance(one, ast.Return) or (isinstance(one, (ast.Break, ast.Continue)) and not in_loop):
+            yield one
+        elif isinstance(one, (ast.For, ast.While)):
+            yield from jumps(one.body, True)
+            yield from jumps(one.orelse, in_loop)
+        elif not isinstance(one, (ast.FunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from jumps(ast.iter_child_nodes(one), in_loop)
 
 
 class OuterNameTransformer(ast.NodeTransformer):

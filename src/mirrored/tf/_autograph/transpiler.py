@@ -1,7 +1,8 @@
 """Converts Python functions for AutoGraph: replaces `if`, `while` and `for` statements by function calls.
 
-Source: diastatic-malt's `malt.impl.api.PyToPy`, whose passes are unchanged. The differences are the operators, and that
-the converted code keeps the file name and line numbers of the original, so that errors point to the user's source.
+Source: diastatic-malt's `malt.impl.api.PyToPy`. The differences are the operators, the pass for these statements
+(`liveness`), other passes before and after malt's, and that the converted code keeps the file name and line numbers of
+the original, so that errors point to the user's source.
 """
 
 from __future__ import annotations
@@ -17,15 +18,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from malt import operators as defaults
-from malt.core import converter
+from malt.converters import (
+    break_statements,
+    call_trees,
+    conditional_expressions,
+    continue_statements,
+    functions,
+    logical_expressions,
+    return_statements,
+    variables,
+)
+from malt.converters import directives as directive_calls
+from malt.core import converter, unsupported_features_checker
 from malt.impl import api
 from malt.lang import directives, special_functions
 from malt.pyct import inspect_utils, origin_info, parser, transpiler
 
-from mirrored.tf._autograph import assertions, branches, calls, changes, loops, scope, truth
+from mirrored.tf._autograph import assertions, branches, calls, changes, exceptions, liveness, loops, scope, truth
 from mirrored.tf._autograph.calls import converted as converted
 from mirrored.tf._autograph.calls import converted_call as converted_call
 from mirrored.tf._autograph.calls import do_not_convert as do_not_convert
+from mirrored.tf._autograph.handlers import HandlerTransformer, TryElseTransformer
 from mirrored.tf._autograph.syntax import (
     ChangeTransformer,
     ExceptionNames,
@@ -50,8 +63,10 @@ _OPERATORS: Final[Mapping[str, Any]] = {
     "for_stmt": loops.for_stmt,
     "if_exp": branches.if_exp,
     "if_stmt": branches.if_stmt,
+    "Handling": exceptions.Handling,
     "is_in": truth.is_in,
     "known_truth": truth.known_truth,
+    "managed": exceptions.managed,
     "not_": truth.not_,
     "not_eq": truth.not_eq,
     "or_": branches.or_,
@@ -192,13 +207,25 @@ class _Transpiler(transpiler.GenericTranspiler):  # type: ignore[misc]
         hidden = (ReturnAnnotations(ctx.namer), ExceptionNames(ctx.namer))
         for one in hidden:
             one.hide(node)
+        node = TryElseTransformer(ctx.namer).visit(node)
         node = ChangeTransformer().visit(StatementTransformer().visit(node))
         node = OuterNameTransformer().visit(_LoopElse(ctx.namer).visit(_Directives(ctx.info.namespace).visit(node)))
-        node = NestedConditionalTransformer().visit(api._TRANSPILER.transform_ast(node, ctx))
+        node = NestedConditionalTransformer().visit(_passes(node, ctx))
         node = PythonConditionTransformer().visit(node)
         for one in hidden:
             one.restore(node)
-        return node
+        return HandlerTransformer().visit(node)
+
+
+def _passes(node: ast.AST, context: Any) -> Any:
+    """Applies malt's passes for the language, in the order of `PyToPy.transform_ast`."""
+    unsupported_features_checker.verify(node)
+    node = api._TRANSPILER.initial_analysis(node, context)
+    for one in (functions, directive_calls, break_statements, continue_statements, return_statements, call_trees):
+        node = one.transform(node, context)
+    for one in (liveness, conditional_expressions, logical_expressions, variables):
+        node = one.transform(node, context)
+    return node
 
 
 class _Directives(ast.NodeTransformer):
