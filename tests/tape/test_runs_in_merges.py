@@ -73,3 +73,23 @@ def test_gradients_of_each_order(
     results = (mr.function(step) if compiled else step)(values)
     found = np.stack(strategy.experimental_local_results(results))
     np.testing.assert_allclose(found, WANTED[order - 1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("collective", [None, "all_reduce", "merge_call"])
+def test_a_read_in_a_run_in_a_merge_is_refused(collective: str | None, devices: int, compiled: bool) -> None:
+    """The tape does not see it, and the gradient of the variable was None or zero without an error."""
+    strategy = mr.MirroredStrategy([f"CPU:{k}" for k in range(devices)], num_replicas=2)
+    with strategy.scope():
+        v = mr.Variable(2.0, name="v")
+    values = strategy.experimental_distribute_values_from_function(lambda context: X[context.replica_id_in_sync_group])
+
+    def inner(own: Any) -> Any:
+        return own * v if collective is None else COLLECTIVES[collective](mr.get_replica_context(), own * v)
+
+    def step(x: Any) -> Any:
+        return strategy.run(lambda own: gradient(lambda one: merged(inner, one), own, 1), args=(x,))
+
+    with pytest.raises(mr.errors.TapeError, match="reads the trainable variable 'v'"):
+        (mr.function(step) if compiled else step)(values)

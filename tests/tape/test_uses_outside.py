@@ -116,3 +116,24 @@ def test_a_compiled_function_is_traced_once_for_values_that_were_used(strategy: 
     doubled(x)
     doubled(distributed(strategy))
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_components_of_a_gradient_combine_as_those_of_the_value(strategy: Any, compiled: bool, is_used: bool) -> None:
+    x = distributed(strategy)
+    loss_of = lambda x: squares(strategy, x) ** 2  # noqa: E731
+    if compiled:
+        loss_of = mr.function(loss_of)
+    if is_used:
+        loss_of(x)
+    with mr.GradientTape() as outer:
+        outer.watch(x)
+        with mr.GradientTape() as tape:
+            tape.watch(x)
+            loss = loss_of(x)
+        one, other = tape.gradient(loss, x).values
+        total = one[0] + other[0]
+    assert float(total) == 4 * 10 * sum(VALUES)
+    # The second derivative of (a**2 + b**2)**2 by a, plus the mixed one: 4 * (a**2 + b**2) + 8 * a * (a + b).
+    assert numbers(outer.gradient(total, x)) == [40.0 + 8 * 1 * 4, 40.0 + 8 * 3 * 4]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax import caches
-from mirrored._jax.boxes import has_payload, payload_of
+from mirrored._jax.boxes import Array, has_payload, payload_of
 from mirrored._jax.placement import movable, put_on
 from mirrored._jax.traces import Tracer, current_trace, is_staging_above, trace_below_tapes
 from mirrored._typing import Operand
@@ -333,13 +333,9 @@ class EagerRunner(ReplicaRunner):
         if len(self.device_assignment.devices) == 1:
             return list(components)
         # A copy of an array that a tape watches must be an operation that the tape records.
-        own = {
-            id(one): jax.device_put(one, one.device)
-            if isinstance(one, jax.Array) and not has_payload(one) and is_tracked(one)
-            else one
-            for one in components
-        }
-        found = {key: movable(component) for key, component in own.items()}
+        watched = [type(one) is Array and is_tracked(one) for one in components]
+        own = [jax.device_put(one, one.device) if is_ else one for one, is_ in zip(components, watched, strict=True)]
+        found = {id(one): movable(copy) for one, copy in zip(components, own, strict=True)}
         return [found[id(component)] for component in components]
 
     def is_shared(self, components: Sequence[Any]) -> bool:

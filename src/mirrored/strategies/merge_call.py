@@ -27,7 +27,7 @@ from mirrored.runtime.variable_store import VariableStore
 from mirrored.strategies.device_errors import devices_of_merge
 from mirrored.tape import GradientTape
 from mirrored.values import structures
-from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
+from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
 
 if TYPE_CHECKING:
     from mirrored.runtime.replica_runner import ReplicaRunner
@@ -260,7 +260,8 @@ def _check_gradients(called: str, probe: GradientTape, results: Sequence[Any]) -
             arguments, so a result that it tracks is a function of a variable.
         results: The results.
     """
-    if any(_is_array(leaf) and probe.tracks(leaf) for leaf in results):
+    parts = [part for leaf in results for part in _parts(leaf)]
+    if any(_is_array(part) and probe.tracks(part) for part in parts):
         names = ", ".join(repr(variable.name) for variable in probe.watched_variables())
         raise TapeError(
             called,
@@ -270,6 +271,15 @@ def _check_gradients(called: str, probe: GradientTape, results: Sequence[Any]) -
             remedy="read the variable in the replica function and pass it: merge_call(merge_fn, "
             "args=(variable.read_value(),)); or call merge_call outside of the tape's with block",
         )
+
+
+def _parts(leaf: Any) -> Sequence[Any]:
+    """Returns the arrays that represent a result: those of the local replicas if it is per replica."""
+    if isinstance(leaf, LocalPerReplica):
+        return leaf.local
+    if not isinstance(leaf, PerReplica):
+        return [leaf]
+    return [leaf.first()] if leaf.is_stacked else leaf.values
 
 
 def _group_in_run(runner: ReplicaRunner, components: Sequence[Any]) -> Any:
