@@ -19,6 +19,7 @@ USES: dict[str, Callable[[Any, Any], Any]] = {
     "reduce": lambda strategy, y: strategy.reduce("SUM", y, axis=None),
     "reduce along an axis": lambda strategy, y: strategy.reduce("SUM", y, axis=0),
     "reduce_to": lambda strategy, y: strategy.extended.reduce_to("MEAN", y, "/cpu:0"),
+    "reduce and gather": lambda strategy, y: (strategy.reduce("SUM", y, axis=None), strategy.gather(y, axis=-1)),
     "gather": lambda strategy, y: strategy.gather(y, axis=0),
     "local results": lambda strategy, y: strategy.experimental_local_results(y),
     "repr": lambda strategy, y: repr(y),
@@ -100,6 +101,17 @@ def test_a_watched_value_is_used_everywhere(strategy: Any, use: str, compiled: b
         loss += loss_of(x)
     used(strategy, use, x)
     assert numbers(tape.gradient(loss, x)) == [4.0, 12.0]
+
+
+def test_gather_and_reduce_have_the_same_results_again(strategy: Any) -> None:
+    """From the second call on, one array of the components exists."""
+    x = distributed(strategy)
+    assert strategy.gather(x, axis=0).tolist() == VALUES
+    for _ in range(2):
+        assert strategy.reduce("SUM", x, axis=None).tolist() == [sum(VALUES)]
+        assert strategy.gather(x, axis=-1).tolist() == VALUES
+    with pytest.raises(mr.errors.MirroredError, match="axis=1"):
+        strategy.gather(x, axis=1)
 
 
 def test_a_compiled_function_is_traced_once_for_values_that_were_used(strategy: Any) -> None:

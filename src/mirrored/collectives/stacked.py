@@ -21,6 +21,7 @@ from mirrored.collectives.equal_rows import first_row_of_any_dtype
 from mirrored.collectives.host_allgather import host_allgather
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op, check_types, log_label, type_of
 from mirrored.collectives.summation import Group
+from mirrored.runtime.component_reads import existing_stack
 from mirrored.topology.device_assignment import AXIS, DeviceAssignment
 from mirrored.values.stacking import gathered, whole_rows
 from mirrored.watchdog.collective_log import collective_log
@@ -119,12 +120,14 @@ def check_components(called: str, values: Sequence[PerReplica], device_assignmen
     Raises:
         StructureError: Shapes or dtypes differ, on all workers.
     """
-    own = [[type_of(component) for component in value.values] for value in values if not value.is_stacked]
+    spans = device_assignment.spans_processes  # another worker may not have made the stacked array of its components
+    unknown = [value for value in values if not (value.is_stacked if spans else existing_stack(value) is not None)]
+    own = [[type_of(component) for component in value.values] for value in unknown]
     if not own:
         return
     everyone: Sequence[Any] = [own]
-    traced = (isinstance(one, Tracer) for value in values if not value.is_stacked for one in value.values)
-    if device_assignment.spans_processes and not any(traced):
+    traced = (isinstance(one, Tracer) for value in unknown for one in value.values)
+    if spans and not any(traced):
         everyone = host_allgather(called, f"{called}: compare the types of {len(own)} values", own)
     for columns in zip(*everyone, strict=True):
         check_types(called, [(dtype, tuple(shape)) for column in columns for dtype, shape in column])

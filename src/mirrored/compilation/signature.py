@@ -18,8 +18,7 @@ from mirrored._jax.trees import Structure, keys_in_order
 from mirrored._typing import Leaf, PyTree
 from mirrored.compilation.static_keys import Identity, static_key, unchanging
 from mirrored.errors import ArgumentError
-from mirrored.runtime.ambient import is_tracked
-from mirrored.runtime.component_reads import stacked_of
+from mirrored.runtime.component_reads import existing_stack, stacked_of
 from mirrored.values import structures
 from mirrored.values.belonging import has_one_each
 from mirrored.values.distributed_values import DistributedValues, Mirrored, PerReplica
@@ -332,12 +331,8 @@ def quick_key(value: Any, arrays: list[Any]) -> Hashable:
         return (aval.shape, aval.dtype, aval.weak_type)
     if kind is PerReplica:
         device_assignment = value.device_assignment
-        stacked = value.kept_stack()
-        if (
-            stacked is None
-            or device_assignment is None
-            or (not value.is_stacked and any(map(is_tracked, value.values)))
-        ):
+        stacked = existing_stack(value)
+        if stacked is None or device_assignment is None:
             return None
         inner = quick_key(stacked, arrays)
         return None if inner is None else (device_assignment, inner)

@@ -97,6 +97,14 @@ def _stored_as(value: PerReplica, other: object) -> PerReplica:
     return value if device_assignment is None else other.with_stacked(stacked_of(value, device_assignment))
 
 
+def existing_stack(value: PerReplica) -> jax.Array | None:
+    """Returns the stacked array of a per-replica value if it has been made already; None if a tape must record that."""
+    stacked = value.kept_stack()
+    if stacked is None or value.is_stacked or not ambient().listeners:  # no tape: the common case
+        return stacked
+    return None if any(map(is_tracked, value.values)) else stacked
+
+
 def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:
     """Returns a per-replica value as one stacked array with a row per replica; tapes record the stacking.
 

@@ -30,7 +30,7 @@ from mirrored.collectives.stacked import (
 from mirrored.collectives.summation import floating, narrow, sum_along, widen
 from mirrored.errors import ArgumentError, NotSupportedError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.component_reads import component_of, stacked_of
+from mirrored.runtime.component_reads import component_of, existing_stack, stacked_of
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.argument_checks import as_axis, as_operand, check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
@@ -430,11 +430,12 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
     if isinstance(value, LocalPerReplica) and runner is not None:
         check_gathered("Strategy.gather", [value.local[0].shape], axis, "components")
         return _in_merge(runner.gather([_locals(runner, value)], axis)[0])
-    if value.is_stacked and strategy.device_assignment is not None:
-        check_gathered("Strategy.gather", [value.component_shape or ()], axis, "components")
-        normal = axis if axis >= 0 else axis + len(value.component_shape or ())
-        stacked = value.stacked(strategy.device_assignment)
-        return _in_merge(gather_stacked(stacked, normal, strategy.device_assignment))
+    layout = strategy.device_assignment
+    stacked = existing_stack(value) if layout is not None and (value.is_stacked or not layout.spans_processes) else None
+    if stacked is not None and layout is not None:
+        check_gathered("Strategy.gather", [stacked.shape[1:]], axis, "components")
+        normal = axis if axis >= 0 else axis + stacked.ndim - 1
+        return _in_merge(gather_stacked(stacked, normal, layout))
     components = [as_operand("Strategy.gather", component) for component in value.values]
     check_dtypes("Strategy.gather", components)
     if strategy.device_assignment is not None and strategy.device_assignment.spans_processes:
