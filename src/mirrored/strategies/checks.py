@@ -18,6 +18,7 @@ from mirrored._jax.axes import REPLICA_AXIS, evaluates_constants, unbound_axis
 from mirrored._jax.jaxprs import JaxprEqn
 from mirrored._jax.placement import placements_in
 from mirrored._jax.source_lines import user_stacklevel
+from mirrored._jax.traces import is_differentiated
 from mirrored._typing import PyTree
 from mirrored.compilation.captured_objects import nested
 from mirrored.compilation.frozen_state import within_reach
@@ -29,6 +30,7 @@ from mirrored.errors import (
     MirroredError,
     OutOfScopeWarning,
     ReplicaDivergenceError,
+    TransformError,
 )
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.function_key import key_of
@@ -303,6 +305,23 @@ def refuse_other_meshes(equations: Sequence[Sequence[JaxprEqn]]) -> None:
         remedy="compute on the replica's own arrays (jax.vmap in place of jax.pmap or jax.shard_map, no sharding), "
         "exchange values with get_replica_context().all_reduce or all_gather, or call the function outside of run",
     )
+
+
+def refuse_differentiated(results: Sequence[Any]) -> None:
+    """Raises an error for an eager run inside `jax.grad`: JAX cannot add cotangents on different devices.
+
+    Raises:
+        TransformError: A result is a tracer of such a transform.
+    """
+    if any(is_differentiated(leaf) for result in results for leaf in structures.flatten(result)[0]):
+        raise TransformError(
+            "Strategy.run",
+            found="an eager run on several devices was called under jax.grad, jax.vjp or jax.jvp",
+            rule="the replicas of an eager run compute on their own devices, and JAX cannot add cotangents on "
+            "different devices",
+            remedy="record with mirrored.GradientTape, call jax.grad inside the function given to run, or compile the "
+            "whole step with mirrored.function, on per-replica batches of equal shapes: a step on others runs eagerly",
+        )
 
 
 def _refuse_arguments(arguments: Sequence[Any], error: Exception | None, *, also_replicated: bool = True) -> None:

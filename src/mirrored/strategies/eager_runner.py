@@ -31,16 +31,12 @@ from mirrored.runtime.merge import Merge, is_outside, under_transform_error
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.staged_values import StagedAssignment
 from mirrored.runtime.variable_store import ReplicaStore
+from mirrored.strategies.checks import refuse_differentiated
 from mirrored.strategies.context import ReplicaContext
 from mirrored.strategies.copies import Copies
 from mirrored.strategies.declared_results import OutSpecs, as_array, checked_components
 from mirrored.strategies.eager_equality import bits_of, check_equal_bits, is_number, one_type, shared_by_workers
-from mirrored.strategies.recorded_collectives import (
-    all_reduce_recorded,
-    gather_recorded,
-    refuse_differentiated,
-    refuse_recorded,
-)
+from mirrored.strategies.recorded_collectives import all_reduce_recorded, gather_recorded, refuse_recorded
 from mirrored.strategies.reducing import gather_across
 from mirrored.values import structures
 from mirrored.values.distributed_values import Mirrored, PerReplica

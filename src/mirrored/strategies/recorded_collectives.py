@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax.boxes import is_live_box
-from mirrored._jax.traces import Tracer, is_differentiated
+from mirrored._jax.traces import Tracer
 from mirrored.collectives.reduce_op import ReduceOp
-from mirrored.errors import TapeError, TransformError
+from mirrored.errors import TapeError
 from mirrored.runtime.ambient import is_tracked
 from mirrored.strategies.reducing import gather_with_sizes
 from mirrored.tape.dependencies import finds_dependencies
@@ -131,23 +131,6 @@ def _check(op: ReduceOp, arrays: Lists) -> None:
         )
     if op not in (ReduceOp.SUM, ReduceOp.MEAN):
         raise _several_workers_error(f"a tape would have to differentiate {op!r} over several workers, in eager code")
-
-
-def refuse_differentiated(results: Sequence[Any]) -> None:
-    """Raises an error for an eager run inside `jax.grad`: JAX cannot add cotangents on different devices.
-
-    Raises:
-        TransformError: A result is a tracer of such a transform.
-    """
-    if any(is_differentiated(leaf) for result in results for leaf in structures.flatten(result)[0]):
-        raise TransformError(
-            "Strategy.run",
-            found="an eager run on several devices was called under jax.grad, jax.vjp or jax.jvp",
-            rule="the replicas of an eager run compute on their own devices, and JAX cannot add cotangents on "
-            "different devices",
-            remedy="record with mirrored.GradientTape, call jax.grad inside the function given to run, or compile the "
-            "whole step with mirrored.function, on per-replica batches of equal shapes: a step on others runs eagerly",
-        )
 
 
 def refuse_recorded(results: Sequence[Any]) -> None:
