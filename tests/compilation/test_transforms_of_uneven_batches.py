@@ -39,3 +39,21 @@ def test_the_error_names_the_uneven_batch(transform: str, uneven_first: bool) ->
         step(uneven)
     assert "last_batch='pad'" in raised.value.remedy
     assert np.isfinite(step(even))
+
+
+def test_other_errors_keep_their_remedy() -> None:
+    """No program can assign a variable in a loop of JAX, so even batches would not help."""
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        w = mr.Variable(0.0, trainable=False)
+
+    @mr.function
+    def step(x: Any) -> Any:
+        return strategy.run(
+            lambda x: jax.lax.scan(lambda c, row: (w.assign_add(1.0), row), jnp.zeros(()), x)[0], args=(x,)
+        )
+
+    [uneven] = strategy.experimental_distribute_dataset([np.ones((3, 3), np.float32)])
+    with pytest.raises(TransformError, match="was assigned under a JAX transform") as raised:
+        step(uneven)
+    assert "last_batch" not in str(raised.value)

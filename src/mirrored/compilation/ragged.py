@@ -25,6 +25,7 @@ from mirrored.runtime.entry_point import restoring
 from mirrored.runtime.hooks import IteratedWhileTracing, RunInterceptor
 from mirrored.values import structures
 from mirrored.values.distributed_values import PerReplica
+from mirrored.variables.access import is_read_error
 from mirrored.variables.state_lock import exempt_from_lock, tracing
 
 if TYPE_CHECKING:
@@ -64,23 +65,22 @@ def uneven_error(name: str) -> ArgumentError:
 
 
 def as_uneven_call(name: str, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Calls a function eagerly because its per-replica batches differ in shape; an error of a transform says so.
+    """Calls a function eagerly because its per-replica batches differ in shape.
 
     Raises:
-        TransformError: The function reads or assigns a variable under a JAX transform. A program of it may do so.
+        TransformError: The function reads a variable under a JAX transform, which it can do only in a program.
     """
     try:
         return call(*args, **kwargs)
     except TransformError as error:
-        if not error.found:
+        if not is_read_error(error):
             raise
         raise TransformError(
             error.called,
             found=f"{error.found}; this call of {name} is eager, because its per-replica batches differ in shape",
-            rule=f"in eager code, {error.rule}; a program, which batches of equal shape have, can read variables there",
+            rule=f"in eager code, {error.rule}; batches of equal shape have a program, which can read variables there",
             remedy="distribute the dataset with last_batch='pad' or 'drop' (or batch with drop_remainder=True) so that "
-            "every call is compiled; or read the variable before the transform and pass its value to it, and assign "
-            "what the transform returns",
+            "every call is compiled; or read the variable before the transform and pass its value to the transform",
         ) from error
 
 

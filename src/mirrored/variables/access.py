@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mirrored._jax.boxes import BOXES, payload_of
 from mirrored._jax.sequences import without_lists_of_arrays
@@ -69,6 +69,14 @@ def check_strategy(variable: Variable, here: Ambient, called: str) -> None:
     )
 
 
+_READ_UNDER: Final = "was read under a JAX transform"
+
+
+def is_read_error(error: TransformError) -> bool:
+    """Returns whether `check_readable` raised the error."""
+    return _READ_UNDER in error.found
+
+
 def check_readable(variable: Variable, store: VariableStore | None, here: Ambient) -> None:
     """Raises an error if a JAX transform would turn the variable's value into a constant of the traced program.
 
@@ -84,7 +92,7 @@ def check_readable(variable: Variable, store: VariableStore | None, here: Ambien
         return
     raise TransformError(
         f"reading {variable.name}",
-        found=f"the value of variable {variable.name!r} was read under a JAX transform ({_transform()})",
+        found=f"the value of variable {variable.name!r} {_READ_UNDER} ({_transform()})",
         rule="a transform outside mirrored.function and GradientTape would turn the value into a constant",
         remedy="use mirrored.function instead of jax.jit (models and variables are its globals or closure variables, "
         "not its arguments) and GradientTape instead of jax.grad, or pass variable.read_value() as an argument",
