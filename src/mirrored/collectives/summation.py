@@ -98,27 +98,27 @@ class Group:
 # and the other way round. With zeros instead, a loop over a gradient may not end in the slot.
 
 
-def _dropping(is_real: Any, before: Any, last: Any) -> list[Any]:
+def _dropping(is_real: jax.Array, before: jax.Array, last: jax.Array) -> list[Any]:
     """Replaces the component of an empty slot by -0.0."""
     return linear(_or_neutral, _repeating, before, last, residuals=[is_real])
 
 
-def _sending(is_real: Any, before: Any, last: Any) -> list[Any]:
+def _sending(is_real: jax.Array, before: jax.Array, last: jax.Array) -> list[Any]:
     """Returns the components of a device's last two slots unchanged."""
     return linear(lambda _, before, last: [before, last], _repeating, before, last, residuals=[is_real])
 
 
-def _repeating(is_real: Any, before: Any, last: Any) -> list[Any]:
+def _repeating(is_real: jax.Array, before: jax.Array, last: jax.Array) -> list[Any]:
     """Replaces the component of an empty slot by that of the slot before."""
     return linear(_or_before, _dropping, before, last, residuals=[is_real])
 
 
-def _or_neutral(is_real: Any, before: Any, last: Any) -> list[Any]:
+def _or_neutral(is_real: jax.Array, before: jax.Array, last: jax.Array) -> list[Any]:
     neutral = jnp.full_like(last, complex(-0.0, -0.0) if jnp.iscomplexobj(last) else -0.0)
     return [before, jnp.where(is_real, last, neutral)]
 
 
-def _or_before(is_real: Any, before: Any, last: Any) -> list[Any]:
+def _or_before(is_real: jax.Array, before: jax.Array, last: jax.Array) -> list[Any]:
     return [before, jnp.where(is_real, last, before)]
 
 
@@ -132,15 +132,17 @@ def without_padding_gradient(value: Any, is_real: Any) -> Any:
     return _receiving(is_real, value)[0] if is_inexact else value
 
 
-def _receiving(is_real: Any, value: Any) -> list[Any]:
+def _receiving(is_real: jax.Array, value: jax.Array) -> list[Any]:
+    """Returns a value that a slot receives unchanged."""
     return linear(lambda _, value: [value], _returning, value, residuals=[is_real])
 
 
-def _returning(is_real: Any, cotangent: Any) -> list[Any]:
+def _returning(is_real: jax.Array, cotangent: jax.Array) -> list[Any]:
+    """Replaces what an empty slot returns, a cotangent, by zero."""
     return linear(_or_zero, _receiving, cotangent, residuals=[is_real])
 
 
-def _or_zero(is_real: Any, cotangent: Any) -> list[Any]:
+def _or_zero(is_real: jax.Array, cotangent: jax.Array) -> list[Any]:
     return [jnp.where(is_real, cotangent, jnp.zeros_like(cotangent))]
 
 
