@@ -248,3 +248,67 @@ def test_variables_whose_names_are_numbers_keep_their_slots(tmp_path):
     path = Checkpoint(saved[0], optimizer=saved[1]).write(tmp_path / "c")
     Checkpoint(restored[0], optimizer=restored[1]).restore(path).assert_consumed()
     assert state(*restored) == expected
+
+
+def _dict_of_variables(name: str | None) -> dict[str, mr.Variable]:
+    keys = ["z", "a", "m", *(f"k{at}" for at in range(8))]
+    return {key: mr.Variable(jnp.ones(at + 1), name=name and f"{name}{at % 2}") for at, key in enumerate(keys)}
+
+
+@pytest.mark.parametrize("name", [None, "w"], ids=["generated names", "repeated names"])
+@pytest.mark.parametrize("calls", [1, 2], ids=["one group", "two groups"])
+def test_slots_have_the_order_and_names_of_an_undisturbed_program(name, calls, tmp_path):
+    class Model:
+        def __init__(self) -> None:
+            self.weights = [_dict_of_variables(name) for _ in range(calls)]
+            self.optimizer = mr.optimizers.Adam(0.1)
+            self.checkpoint = Checkpoint(weights=self.weights, optimizer=self.optimizer)
+
+        def update(self) -> None:
+            for weights in self.weights:
+                gradients = {key: jnp.full(one.shape, at + 1.0) for at, (key, one) in enumerate(weights.items())}
+                self.optimizer.apply_gradients([(gradients, weights)])
+
+        def apply_in_default_order(self) -> list[tuple[int, ...]]:
+            order = [one for weights in self.weights for one in weights.values()]
+            self.optimizer.apply([jnp.full(one.shape, 1.0) for one in order])
+            return [tuple(one.shape) for one in order]
+
+    undisturbed = Model()
+    undisturbed.update()
+    path = undisturbed.checkpoint.save(tmp_path / "one")
+    restored = Model()
+    restored.checkpoint.restore(path)
+    again = Model()
+    again.checkpoint.restore(restored.checkpoint.save(tmp_path / "two"))
+    for model in (undisturbed, restored, again):
+        model.update()
+        model.apply_in_default_order()
+    for model in (restored, again):
+        slots = model.optimizer.variables
+        assert [one.name for one in slots] == [one.name for one in undisturbed.optimizer.variables]
+        for here, there in zip(slots, undisturbed.optimizer.variables, strict=True):
+            assert here.numpy().tolist() == there.numpy().tolist()
+
+
+def test_slots_of_variables_named_by_numbers_are_restored_in_any_order(tmp_path):
+    def program() -> tuple[dict[str, mr.Variable], mr.optimizers.Adam, Checkpoint]:
+        weights = {"1": mr.Variable(jnp.ones(1)), "0": mr.Variable(jnp.ones(2))}
+        optimizer = mr.optimizers.Adam(0.1)
+        return weights, optimizer, Checkpoint({**weights, "optimizer": optimizer})
+
+    def update(weights, optimizer) -> None:
+        optimizer.apply_gradients([({"1": jnp.ones(1), "0": jnp.full(2, 3.0)}, weights)])
+
+    weights, optimizer, checkpoint = program()
+    update(weights, optimizer)
+    path = checkpoint.save(tmp_path / "one")
+    others, other, restored = program()
+    restored.restore(path)
+    for _ in range(2):
+        update(weights, optimizer)
+        update(others, other)
+    for key, weight in weights.items():
+        assert others[key].numpy().tolist() == weight.numpy().tolist()
+        for label, slot in optimizer.slots(weight).items():
+            assert other.slots(others[key])[label].numpy().tolist() == slot.numpy().tolist()

@@ -393,7 +393,7 @@ class _Walk:
             if isinstance(group, KerasGroup):
                 for label, before in group.former.items():
                     self.graph.former[f"{name}/{SLOTS}/{number}/{before}"] = f"{name}/{SLOTS}/{number}/{label}"
-            for variable in group.variables:
+            for variable in group.in_slot_order:
                 own = names[id(variable)]
                 if own in former:
                     self.graph.former[f"{name}/{SLOTS}/{former[own]}"] = f"{name}/{SLOTS}/{own}"

@@ -38,6 +38,11 @@ class KerasGroup:
     shared: Mapping[str, Any]
     former: Mapping[str, str]
 
+    @property
+    def in_slot_order(self) -> tuple[Any, ...]:
+        """The model variables."""
+        return self.variables
+
 
 @dataclasses.dataclass(frozen=True)
 class KerasMade:

@@ -32,9 +32,11 @@ class Manifest:
     """The table of contents of a checkpoint: names, shapes and dtypes of all state, and file checksums.
 
     Attributes:
-        leaves: Every piece of state by name; numbers and positions with their values.
+        leaves: Every piece of state by name; numbers and positions with their values. The slots of an optimizer are in
+            the order of their variables in which it created them.
         aliases: Other paths to named objects, in the program that wrote the checkpoint: ``{path: name}``.
-        groups: For every optimizer, the names of the variables that have slots, group by group.
+        groups: For every optimizer, the names of the variables that have slots, group by group, in the order in which
+            the variables were added.
         step: The step given to `CheckpointManager.save`, if any.
         order: When the save began, in nanoseconds since 1970, or later if an earlier checkpoint in the folder states a
             later time; shows which of two checkpoints is newer.

@@ -76,6 +76,11 @@ class CheckpointSlotGroup(Protocol):
         """The optimizer state that all variables of the group share, as a dict keyed by label, such as ``"count"``."""
         ...
 
+    @property
+    def in_slot_order(self) -> tuple[Variable, ...]:
+        """The model variables in this group, in the order in which their slot variables were created."""
+        ...
+
 
 class OptimizerState(Protocol):
     """Protocol of an optimizer's state: scalars, and slot variables by groups of model variables."""

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from mirrored._blocks import contextmanager
 from mirrored._jax.traces import eager
@@ -19,7 +19,8 @@ from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Undo
 from mirrored.checkpoint.list_entries import RestartedLists
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
-from mirrored.checkpoint.objects import HasSlots, is_generated
+from mirrored.checkpoint.missing_slots import make_slots, optimizers_to_build
+from mirrored.checkpoint.objects import is_generated
 from mirrored.checkpoint.optimizer_state import RateLeaf
 from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.sharing import on_all_workers, own_position
@@ -159,7 +160,7 @@ class Restoration:
         """
         graph, here = self._look(), ambient()
         found = match(graph, self._manifest)
-        if here.replica is None and here.store is None and _optimizers_to_build(graph, found, self._manifest):
+        if here.replica is None and here.store is None and optimizers_to_build(graph, found, self._manifest):
             with contextlib.suppress(CheckpointError):
                 self._restore(called, lambda name, leaf: False, strict=False, first=False)
 
@@ -259,7 +260,7 @@ class Restoration:
     def _restore(self, called: str, wanted: Callable[[str, Leaf], bool], *, strict: bool, first: bool) -> None:
         graph, found = self._agreed(called, "check", lambda: self._checked(called, wanted, first=first), first)
         chosen = {name for name, (_, leaf) in found.pairs.items() if self._is_new(name) and wanted(name, leaf)}
-        if self._agreed(called, "make slots for", lambda: _make_slots(graph, found, self._manifest), first):
+        if self._agreed(called, "make slots for", lambda: make_slots(graph, found, self._manifest), first):
             # The new slots add names to the program, so both sides are matched again.
             graph = self._look()
             before, found = found, self._relevant_mismatches(match(graph, self._manifest), graph, wanted)
@@ -402,39 +403,6 @@ def _proves_other_order(here: list[str], there: list[str], different: list[tuple
     """
     without_part = [name for pair in different for name in pair if name.startswith(":")]
     return not without_part or (sorted(here) == sorted(there) and not any(map(is_generated, without_part)))
-
-
-def _make_slots(graph: Graph, found: Match, manifest: Manifest) -> bool:
-    """Creates the optimizer slots that only the checkpoint has, if all variables that they belong to exist.
-
-    Returns:
-        Whether any slots were created.
-    """
-    todo = _optimizers_to_build(graph, found, manifest)
-    for optimizer, groups in todo:
-        for group in groups:
-            optimizer.build(group)
-    return bool(todo)
-
-
-def _optimizers_to_build(graph: Graph, found: Match, manifest: Manifest) -> list[tuple[HasSlots, list[list[Any]]]]:
-    """Returns each optimizer that must still create its slots, with its groups of variables."""
-    variables = {source: graph.variables.get(name) for name, (source, _) in found.pairs.items()}
-    of_unbuilt = {
-        source for name, (source, leaf) in found.pairs.items() if name in graph.recent or isinstance(leaf, RateLeaf)
-    }
-    todo: list[tuple[HasSlots, list[list[Any]]]] = []
-    others = graph.other_names()
-    for name, optimizer in graph.optimizers.items():
-        path = saved_path(name, others, manifest)
-        had_state = any(one.startswith(f"{path}/") and one not in of_unbuilt for one in manifest.leaves)
-        if path not in manifest.groups or optimizer.made().groups or not had_state:
-            continue
-        members = [[variables.get(one) for one in group] for group in manifest.groups[path]]
-        if any(variable is None for group in members for variable in group):
-            continue
-        todo.append((optimizer, members or [[]]))
-    return todo
 
 
 def _put(todo: list[tuple[Leaf, Saved]], put_one: Callable[[Leaf, Saved], Undo], undos: list[Undo]) -> None:

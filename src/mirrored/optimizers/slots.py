@@ -149,10 +149,12 @@ class SlotGroup:
     Attributes:
         variables: The variables, in the order in which they were added.
         shared: The state that they share, by label: ``{"count": ...}``.
+        in_slot_order: The variables, in the order in which their slots were named and created.
     """
 
     variables: tuple[Variable, ...]
     shared: dict[str, Variable]
+    in_slot_order: tuple[Variable, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +209,8 @@ class Slots:
         for cohort in sorted(set(self._cohorts.values())):
             members = tuple(variable for name, variable in self._seen.items() if self._cohorts[name] == cohort)
             shared = _by_label(slot for key, slot in self._slots.items() if key.cohort == cohort)
-            found.append(SlotGroup(members, shared))
+            in_slot_order = tuple(self._seen[name] for name, own in self._cohorts.items() if own == cohort)
+            found.append(SlotGroup(members, shared, in_slot_order))
         return tuple(found)
 
     def missing(self, variables: Sequence[Variable]) -> list[Variable]:
