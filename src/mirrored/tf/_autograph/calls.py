@@ -128,6 +128,8 @@ def converted_call(
     if isinstance(function, functools.partial):
         merged = {**function.keywords, **kwargs}
         return converted_call(function.func, (*function.args, *args), merged, caller_fn_scope)
+    if isinstance(function, _BUILTIN):
+        effects.reading(args, function.__name__)
     special = _SPECIAL.get(function) if isinstance(function, _BUILTIN) else None
     if special is not None:
         return special(function, args, kwargs, caller_fn_scope)

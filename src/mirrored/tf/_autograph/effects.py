@@ -1,4 +1,7 @@
-"""Reports calls that change lists and dicts in a traced branch or loop body: they do not become part of its state."""
+"""Reports calls that change lists, dicts and iterators in a traced branch or loop body.
+
+Such changes do not become part of the state of the branch or loop.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -20,7 +23,8 @@ from mirrored._jax.trees import tree_flatten
 from mirrored.tf._errors import InvalidArgumentError
 
 _log = logging.getLogger("mirrored")
-_warned: Final[set[str]] = set()  # the lines of which a warning has been logged
+_IN_BRANCH: Final = "in a branch or a loop body that is traced because a tensor decides whether it runs"
+_warned: Final[set[str]] = set()  # the messages that have been logged
 _MOST_OBJECTS = 10_000  # objects that are remembered for one branch at most
 _METHODS: Final = frozenset(
     ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update")
@@ -54,7 +58,7 @@ def leave() -> None:
 
 @contextmanager
 def tracing(body: Callable[..., object], known: dict[int, object] | None = None) -> Iterator[None]:
-    """Reports changes of lists and dicts that exist before a ``with`` block, in which a branch or a body is traced."""
+    """Reports changes of lists, dicts and iterators that exist before a ``with`` block that traces a branch or body."""
     bodies = _threads.bodies
     try:
         _threads.bodies = [*bodies, (_threads.depth, existing(body) if known is None else known)]
@@ -69,7 +73,7 @@ def existing(body: Callable[..., object]) -> dict[int, object]:
     body = body.func if isinstance(body, functools.partial) else body
     code = getattr(body, "__code__", None)
     may_change = code is not None and ("ag__" not in code.co_freevars or _changes(code))
-    todo = deque(_contents(body) if may_change else ())
+    todo = deque(one for one in _contents(body) if may_change or is_python_iterator(one))
     while todo and len(found) < _MOST_OBJECTS:
         one = todo.popleft()
         if id(one) not in found and not isinstance(one, _PLAIN):
@@ -91,6 +95,25 @@ def _contents(one: Any) -> list[Any]:
     return own + (list(one.values()) if isinstance(one, dict) else list(one) if isinstance(one, (list, tuple)) else [])
 
 
+def is_python_iterator(value: object) -> bool:
+    """Returns whether a value is a generator or one of Python's own iterators, whose position is no part of a state."""
+    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
+
+
+def reading(values: Iterable[object], called: str) -> None:
+    """Reports that code advances an iterator which exists before the branch that is traced, with a warning per line.
+
+    Args:
+        values: Values of which each may be such an iterator.
+        called: What advances it: ``next``, ``for``.
+    """
+    if not _threads.bodies:
+        return
+    for one in values:
+        if is_python_iterator(one) and id(one) in _threads.bodies[-1][1]:
+            _warn(f"`{called}` advances a {type(one).__name__} at {_line(sys._getframe(2))}, {_IN_BRANCH}")
+
+
 def calling(method: Any, args: Sequence[object]) -> None:
     """Reports that code calls a method that changes a list or dict which exists before the branch that is traced.
 
@@ -101,12 +124,8 @@ def calling(method: Any, args: Sequence[object]) -> None:
     """
     if not _threads.bodies or method.__name__ not in _METHODS or id(method.__self__) not in _threads.bodies[-1][1]:
         return
-    frame = sys._getframe(2)
-    where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    found = (
-        f"`{method.__name__}` changes a {type(method.__self__).__name__} at {where}, in a branch or a loop body that "
-        "is traced because a tensor decides whether it runs"
-    )
+    where = _line(sys._getframe(2))
+    found = f"`{method.__name__}` changes a {type(method.__self__).__name__} at {where}, {_IN_BRANCH}"
     leaves = tree_flatten(list(args))[0]
     if _threads.bodies[-1][0] == _threads.depth and any(belongs_to(one, current_trace()) for one in leaves):
         raise InvalidArgumentError.of(
@@ -116,6 +135,14 @@ def calling(method: Any, args: Sequence[object]) -> None:
             "effect once, while tracing, in any case",
             remedy="write rows to a tf.TensorArray, or assign the tensor to a name on every path",
         )
-    if where not in _warned:
-        _warned.add(where)
+    _warn(found)
+
+
+def _line(frame: types.FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _warn(found: str) -> None:
+    if found not in _warned:
+        _warned.add(found)
         _log.warning("%s. It takes effect once, while tracing, in any case. Use names or a tf.TensorArray", found)

@@ -1,9 +1,9 @@
-"""AutoGraph's pass for `if`, `while` and `for`, with names that are read after an exception or in an earlier lambda.
+"""AutoGraph's pass for `if`, `while` and `for`, with names read after exceptions, in lambdas and generator expressions.
 
 The pass makes a name part of the state of a branch or a loop if later code reads the name. Malt's analysis assumes
 that no statement raises an exception: in a `try`, a name that a later statement assigns again would not be part of the
 state, and an `except` clause would read its value from before the branch. It also assumes that a lambda function is
-called only where it is created. Source: malt's `converters.control_flow`.
+called, and a generator expression is consumed, only where it is created. Source: malt's `converters.control_flow`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, Final
 from malt.converters import control_flow
 from malt.pyct import anno, cfg, qual_names
 from malt.pyct.static_analysis import activity, annos, liveness, reaching_definitions, reaching_fndefs
+
+from mirrored.tf._autograph.syntax import within
 
 # The names that are read if no statement raises an exception.
 _OUT: Final = "names read after it"
@@ -34,7 +36,10 @@ def transform(node: ast.AST, context: Any) -> Any:
 
 
 class _Transformer(control_flow.ControlFlowTransformer):  # type: ignore[misc]
-    """Replaces statements; gives each operator the names that are read only after an exception, or by a lambda."""
+    """Replaces statements; gives each operator the names that are read only after an exception, or by a lambda.
+
+    Generator expressions count as lambdas.
+    """
 
     _rescued: Sequence[str] = ()
 
@@ -160,16 +165,18 @@ class _Analyzer(liveness.Analyzer):  # type: ignore[misc]
 
 
 class _Annotator(liveness.TreeAnnotator):  # type: ignore[misc]
-    """Annotates statements with the names that are read later, also after exceptions and in lambda functions."""
+    """Annotates statements with the names that are read later, also after exceptions, in lambdas and in generators."""
 
     current_analyzer: Any
+    _generators: Sequence[ast.GeneratorExp] = ()  # those of the function that is visited
 
     def _analyze_function(self, node: Any, is_lambda: bool) -> Any:
-        outer, graph = self.current_analyzer, self.graphs[node]
+        outer, generators, graph = self.current_analyzer, self._generators, self.graphs[node]
         self.current_analyzer = _Analyzer(graph, _Exits(node, graph))
+        self._generators = [] if is_lambda else [one for one in within(node.body) if isinstance(one, ast.GeneratorExp)]
         self.current_analyzer.visit_reverse()
         node = self.generic_visit(node)
-        self.current_analyzer = outer
+        self.current_analyzer, self._generators = outer, generators
         return node
 
     def _block_statement_live_out(self, node: Any) -> Any:
@@ -177,16 +184,36 @@ class _Annotator(liveness.TreeAnnotator):  # type: ignore[misc]
         first = self.current_analyzer.graph.index.get(_first(node))
         if first is not None:
             out = anno.getanno(node, anno.Static.LIVE_VARS_OUT) | self.current_analyzer.rescued(first)
-            anno.setanno(node, anno.Static.LIVE_VARS_OUT, frozenset(out | _read_by_lambdas(node)))
+            own = set(ast.walk(node))
+            out |= _read_by_lambdas(node, own).union(*(_read_by(one) for one in self._generators if one not in own))
+            anno.setanno(node, anno.Static.LIVE_VARS_OUT, frozenset(out))
         return node
 
 
-def _read_by_lambdas(node: ast.AST) -> set[Any]:
-    """Returns the names that lambda functions read which exist before a statement, and may be called after it."""
+def _read_by_lambdas(node: ast.AST, own: set[ast.AST]) -> set[Any]:
+    """Returns the names that lambda functions read which exist before a statement, and may be called after it.
+
+    Args:
+        node: The statement.
+        own: The nodes in it.
+    """
     found: set[Any] = set()
-    own = set(ast.walk(node))
     for one in anno.getanno(_first(node), anno.Static.DEFINED_FNS_IN, ()):
         if isinstance(one, ast.Lambda) and one not in own:
             scope = anno.getanno(one, annos.NodeAnno.ARGS_AND_BODY_SCOPE)
             found |= scope.read - scope.bound
     return found
+
+
+def _read_by(generator: ast.GeneratorExp) -> set[Any]:
+    """Returns the names that a generator expression reads when it is consumed, that is, all but its first iterable's.
+
+    A generator expression that is created after a statement also counts, which makes no difference: the names that it
+    reads are read after the statement, unless they are assigned in between.
+    """
+    first, *others = generator.generators
+    parts = [generator.elt, *first.ifs, *others]
+    nodes = [one for part in parts for one in ast.walk(part)]
+    bound = {one.id for each in generator.generators for one in ast.walk(each.target) if isinstance(one, ast.Name)}
+    names = (anno.getanno(one, anno.Basic.QN, None) for one in nodes if not isinstance(one, ast.Constant))
+    return {name for name in names if name is not None and str(name) not in bound}

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from mirrored._jax.traces import Tracer, is_eager
 from mirrored._typing import Operand
 from mirrored.errors import ArgumentTypeError
+from mirrored.tf._autograph import effects
 from mirrored.tf._autograph.branches import if_stmt
 from mirrored.tf._autograph.loop_state import LoopVariables
 from mirrored.tf._autograph.ranges import TracedRange
@@ -123,6 +124,7 @@ def for_stmt(
             raise _scalar_loop_error(iter_)
         _over_rows(iter_, extra_test, body, state)
     else:
+        effects.reading([iter_], "for")
         _over_python(iter_, extra_test, body, state)
 
 

@@ -48,12 +48,12 @@ def _moved(node: ast.AST) -> list[ast.expr]:
     return [node.body, node.orelse] if isinstance(node, ast.IfExp) else []
 
 
-def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Yields all AST nodes in a list of statements, except those of nested functions and classes."""
     for one in nodes:
         if not isinstance(one, _FUNCTIONS):
             yield one
-            yield from _within(ast.iter_child_nodes(one))
+            yield from within(ast.iter_child_nodes(one))
 
 
 def jumps(nodes: Iterable[ast.AST], in_loop: bool = False) -> Iterator[ast.AST]:
@@ -77,7 +77,7 @@ class OuterNameTransformer(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         self.generic_visit(node)
-        declared = [one for one in _within(node.body) if isinstance(one, (ast.Nonlocal, ast.Global))]
+        declared = [one for one in within(node.body) if isinstance(one, (ast.Nonlocal, ast.Global))]
         names = dict.fromkeys(name for one in declared for name in one.names)
         if names:
             start = 1 if ast.get_docstring(node, clean=False) is not None else 0
