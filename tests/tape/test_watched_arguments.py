@@ -120,6 +120,71 @@ def test_gradients_of_arguments(mode: str, devices: int, replicas: int, body: st
     np.testing.assert_allclose(of_a, wanted_of_a, rtol=1e-5, atol=1e-6)
 
 
+def squares(*arrays: Any) -> Any:
+    return sum(jnp.sum(one**2) for one in arrays)
+
+
+# The loss of a replica whose own tape takes gradients, of which the tape around the run takes the gradient.
+INNER = {
+    "beside the loss": lambda own, of_x, of_a: own,
+    "in the loss": lambda own, of_x, of_a: own + squares(of_x, of_a),
+}
+
+
+WITH_OWN_TAPES = [name for name in BODIES if name != "merge with keywords"]  # whose `a` is then one per replica
+
+
+@pytest.mark.first(38)
+@pytest.mark.parametrize(("devices", "replicas"), [(2, 3), (3, 4)])
+@pytest.mark.parametrize("body", WITH_OWN_TAPES)
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("kind", ["variable", "array"])
+@pytest.mark.parametrize("mode", ["compiled", "deterministic", "eager"])
+def test_gradients_around_tapes_of_the_replicas(
+    mode: str, devices: int, replicas: int, body: str, inner: str, kind: str
+) -> None:
+    names = [f"CPU:{k}" for k in range(devices)]
+    strategy = mr.MirroredStrategy(names, num_replicas=replicas, deterministic=mode == "deterministic")
+    function, wanted = BODIES[body]
+    weights = jnp.asarray([1.0, 2.0])
+    xs = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.asarray(X[context.replica_id_in_sync_group])
+    )
+    a = jnp.asarray(A)
+    with strategy.scope():
+        variable = mr.Variable(A)
+
+    def replica(x: Any, a: Any) -> Any:
+        scale = 1.0 + context().replica_id_in_sync_group
+        a = variable.read_value() if kind == "variable" else a
+        with mr.GradientTape(persistent=True) as own:
+            own.watch([x, a])
+            loss = scale * jnp.sum(function(x, a) * weights)
+        return INNER[inner](loss, *own.gradient(loss, [x, a], unconnected_gradients="zero"))
+
+    def loss(xs: Any, a: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica, args=(xs, a)), axis=None)
+
+    sources = [xs, variable if kind == "variable" else a]
+    with mr.GradientTape() as tape:
+        tape.watch([xs, a])
+        result = (loss if mode == "eager" else mr.function(loss))(xs, a)
+    of_xs, of_a = tape.gradient(result, sources, unconnected_gradients="zero")
+
+    def of_replicas(x: Any, a: Any) -> Any:
+        scales = 1.0 + jnp.arange(replicas, dtype=jnp.float32)[:, None]
+        return jnp.sum(scales * jnp.broadcast_to(wanted(x, a), x.shape) * weights)
+
+    def reference(x: Any, a: Any) -> Any:
+        rows = a + jnp.zeros_like(x)
+        return INNER[inner](of_replicas(x, rows), *jax.grad(of_replicas, (0, 1))(x, rows))
+
+    wanted_of_x, wanted_of_a = jax.grad(reference, (0, 1))(jnp.asarray(X[:replicas]), a)
+    found = np.stack(strategy.experimental_local_results(of_xs))
+    np.testing.assert_allclose(found, wanted_of_x, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(of_a, wanted_of_a, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_run_returns_a_watched_argument(devices: int) -> None:
     strategy = mr.MirroredStrategy([f"CPU:{k}" for k in range(devices)], num_replicas=2)
@@ -136,3 +201,30 @@ def test_a_run_returns_a_watched_argument(devices: int) -> None:
     for one in strategy.experimental_local_results(of_xs):
         np.testing.assert_allclose(one, 2 * total * A, rtol=1e-6)
     np.testing.assert_allclose(of_a, total**2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("reduces", [False, True])
+def test_gradients_of_variables_under_an_outer_tape_are_on_all_devices(replicas: int, reduces: bool) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=replicas)
+    with strategy.scope():
+        w = mr.Variable(2.0)
+    xs = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.asarray(1.0 + context.replica_id_in_sync_group)
+    )
+    with mr.GradientTape() as outer:
+        with mr.GradientTape() as inner:
+            inner.watch(xs)
+            losses = strategy.run(lambda x: jnp.sin(x * w), args=(xs,))
+            target = strategy.reduce("SUM", losses, axis=None) if reduces else losses
+        of_w, of_xs = inner.gradient(target, [w, xs])
+        assert of_w.devices() == w.read_value().devices()
+        total = of_w * 3.0 + strategy.reduce("SUM", of_xs, axis=None)
+    rows = 1.0 + jnp.arange(replicas)
+
+    def reference(w: Any) -> Any:
+        of_w, of_rows = jax.grad(lambda w, rows: jnp.sum(jnp.sin(rows * w)), (0, 1))(w, rows)
+        return of_w * 3.0 + jnp.sum(of_rows)
+
+    np.testing.assert_allclose(total, reference(2.0), rtol=1e-5)
+    np.testing.assert_allclose(outer.gradient(total, w), jax.grad(reference)(2.0), rtol=1e-5)

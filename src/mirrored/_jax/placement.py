@@ -43,8 +43,8 @@ def movable(array: object) -> Any:
     return _xla_client.batched_device_put(array.aval, array.sharding, [array], devices, False)
 
 
-def put_on(value: jax.Array, device: jax.Device) -> Any:
-    """Puts an array on a device, by an operation whose transpose moves the cotangent to where the array was.
+def put_on(value: jax.Array, device: jax.Device | jax.sharding.Sharding) -> Any:
+    """Puts an array on devices, by an operation whose transpose moves the cotangent to where the array was.
 
     `jax.device_put` finds out where a tracer's array is, but for an array that a tape tracks: it would leave the
     cotangent on the new device, where JAX cannot add it to others.

@@ -110,6 +110,13 @@ class ReplicaRunner(abc.ABC):
         """Returns the payload of a local replica for a collective or `merge_call`, given what the replica passes."""
         return list(payload)
 
+    def operands(self, payloads: Sequence[list[Any]]) -> list[list[Any]]:
+        """Returns the operands of a collective or `merge_call` that a tape of the replicas differentiates.
+
+        An outer derivative, of the code around the run, counts what each replica passes, and no empty slot.
+        """
+        return list(payloads)
+
     @abc.abstractmethod
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
         """Waits until all replicas have called this collective, and returns this replica's result."""

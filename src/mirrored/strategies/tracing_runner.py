@@ -272,9 +272,17 @@ class TracingRunner(ReplicaRunner):
         slot has a copy (`_own_copy`).
         """
         *others, last = components
-        if self.bit_identical or not self.group_info.padded or not _is_inexact_tracer(last) or self._is_inside(last):
-            return list(components)
-        return [*others, without_padding_gradient(last, self.group_info.is_real())]
+        return [*others, self._from_last(last)]
+
+    def _from_last(self, value: Leaf) -> Any:
+        if self.bit_identical or not self.group_info.padded or not _is_inexact_tracer(value) or self._is_inside(value):
+            return value
+        return without_padding_gradient(value, self.group_info.is_real())
+
+    def operands(self, payloads: Sequence[list[Any]]) -> list[list[Any]]:
+        # In the derivative that the tape takes of the collective, `_components` sees tracers of that derivative.
+        *others, last = payloads
+        return [*others, list(map(self._from_last, last))]
 
     def reduce(self, op: Any, arrays: Sequence[Sequence[Any]]) -> list[Any]:
         return list(self.algorithm.reduce_arrays(op, list(map(self._components, arrays)), self.group_info))

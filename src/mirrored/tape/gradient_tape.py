@@ -15,7 +15,7 @@ from mirrored._jax.array_types import ones_like
 from mirrored._jax.arrays import as_array
 from mirrored._jax.boxes import Array, payload_of
 from mirrored._jax.jaxprs import aval_of, is_inexact
-from mirrored._jax.placement import movable
+from mirrored._jax.placement import movable, put_on
 from mirrored._jax.traces import current_trace, is_eval, is_staging_above
 from mirrored._jax.trees import positions_in_order
 from mirrored._typing import Operand, PyTree
@@ -420,12 +420,12 @@ def _placed_or_zeros(
 ) -> Any:
     if gradient is None:
         return zeros_like_source(source) if unconnected is UnconnectedGradients.ZERO else None
-    if type(gradient) is Array and is_variable(source) and jax.local_device_count() > 1:
+    if type(own := payload_of(gradient)) is Array and is_variable(source) and jax.local_device_count() > 1:
         home, here = payload_of(source.read_value()), ambient()
         # The replicas of an eager run read a plain variable on their devices, although its value is on another one.
         moves = type(home) is Array and (home.committed or here.replica is None or here.runner is None)
-        if moves and home.sharding.device_set != gradient.sharding.device_set:
-            return jax.device_put(gradient, home.sharding)
+        if moves and home.sharding.device_set != own.sharding.device_set:
+            return put_on(gradient, home.sharding)  # an outer tape may record it
     is_movable = type(source) is Array and not source.committed and ambient().replica is None
     return movable(gradient) if is_movable else gradient  # that of an eager run is on a replica's device
 

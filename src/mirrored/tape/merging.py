@@ -153,7 +153,7 @@ def _forward(merge: Merge, payloads: Sequence[list[Any]], persistent: bool) -> l
         For each replica its results, for replica 0 also the residuals, and last the replica's `MergePart`.
     """
     sizes = [len(payload) for payload in payloads]
-    operands = [value for payload in payloads for value in payload]
+    operands = [value for payload in _operands(payloads) for value in payload]
     watched = [i for i, value in enumerate(operands) if _is_array(value) and is_inexact(aval_of(value))]
     shapes: list[list[Any]] = []
 
@@ -251,6 +251,7 @@ def _backward(merge_pullback: MergePullback, payloads: Sequence[list[Any]]) -> l
         merge_pullback: The pullback.
         payloads: The cotangents of each replica's results, after the residuals for the first replica.
     """
+    payloads = _operands(payloads)
     num_residuals = merge_pullback.tree.num_leaves
     pullback: Any = jax.tree.unflatten(merge_pullback.tree, payloads[0][:num_residuals])
     return _pulled_back(merge_pullback, pullback, [payloads[0][num_residuals:], *payloads[1:]])
@@ -263,7 +264,7 @@ def _backward_from_operands(merge_pullback: MergePullback, payloads: Sequence[li
         merge_pullback: The pullback of the first execution.
         payloads: The operands of each replica, followed by the cotangents of its results.
     """
-    parts = list(zip(payloads, merge_pullback.sizes, strict=True))
+    parts = list(zip(_operands(payloads), merge_pullback.sizes, strict=True))
     operands = [value for payload, size in parts for value in payload[:size]]
     run = merge_pullback.run
     assert run is not None
@@ -319,6 +320,11 @@ def _reached(pull: Callable[..., Sequence[Any]], present: Sequence[Any]) -> list
     with finding_dependencies():
         program = program_of(pull, [aval_of(cotangent) for cotangent in present])
     return reached_results(program.jaxpr, range(len(present)))
+
+
+def _operands(payloads: Sequence[list[Any]]) -> list[list[Any]]:
+    runner = ambient().runner
+    return list(payloads) if runner is None else runner.operands(payloads)
 
 
 def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
