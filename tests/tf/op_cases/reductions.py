@@ -48,6 +48,12 @@ CASES = [
     case("math.cumprod", [1, 2, 6], f(1, 2, 3)),
     case("math.cumprod", [6, 3, 1], f(1, 2, 3), exclusive=True, reverse=True),
     case("math.cumulative_logsumexp", np.log(np.cumsum(np.exp(f(1, 2, 3)))), f(1, 2, 3)),
+    case(
+        "math.cumulative_logsumexp",
+        [np.finfo(np.float32).min, *np.log(np.cumsum(np.exp(f(1, 2))))],
+        f(1, 2, 3),
+        exclusive=True,
+    ),
     case("sort", [1, 10, 26.9, 62.3, 166.32], f(1, 10, 26.9, 62.3, 166.32)[::-1].copy()),
     case("sort", [[3, 2, 1], [9, 5, 4]], M, direction="DESCENDING"),
     case("argsort", [0, 3, 1, 2, 5, 4], f(1, 10, 26.9, 2.8, 166.32, 62.3)),  # the documentation's example
