@@ -228,3 +228,102 @@ def test_gradients_of_variables_under_an_outer_tape_are_on_all_devices(replicas:
 
     np.testing.assert_allclose(total, reference(2.0), rtol=1e-5)
     np.testing.assert_allclose(outer.gradient(total, w), jax.grad(reference)(2.0), rtol=1e-5)
+
+
+# Bodies in which a transform of JAX closes over `a`, which is concrete: JAX keeps it inside of the transform's program.
+CLOSING: dict[str, tuple[Body, Body]] = {
+    **BODIES,
+    "jitted closure": (lambda x, a: jax.jit(lambda x: x * a)(x), lambda x, a: x * a),
+    "loop that closes": (
+        lambda x, a: jax.lax.scan(lambda carry, _: (carry * a, None), x, None, length=2)[0],
+        lambda x, a: x * a**2,
+    ),
+    "jitted sum": (lambda x, a: jax.jit(lambda x: reduced("SUM", x) * a)(x), lambda x, a: x.sum(0) * a),
+    "jitted sum of a shared array": (
+        lambda x, a: jax.jit(lambda x: reduced("SUM", a) * x)(x),
+        lambda x, a: a.sum(0) * x,
+    ),
+}
+LAYOUTS = [(2, 3), (1, 3), (2, 2), (4, 4)]
+
+
+def closed_over_rows(strategy: Any, kind: str) -> Any:
+    """Returns the per-replica value with the rows of X, in one of its forms."""
+    if kind == "without devices":
+        return mr.PerReplica([jnp.asarray(row) for row in X[: strategy.num_replicas_in_sync]])
+    xs = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.asarray(X[context.replica_id_in_sync_group])
+    )
+    if kind == "of an eager run":
+        return strategy.run(lambda x: x * 1.0, args=(xs,))
+    if kind == "of a compiled run":
+        return mr.function(lambda xs: strategy.run(lambda x: x * 1.0, args=(xs,)))(xs)
+    return xs
+
+
+def check_closure(
+    strategy: Any, body: str, xs: Any, gradients: Callable[[Callable[[], Any], list[Any]], list[Any]]
+) -> None:
+    """Compares the gradients of a compiled function that closes over `xs` and `a` with those of plain JAX."""
+    function, wanted = CLOSING[body]
+    weights, a = jnp.asarray([1.0, 2.0]), jnp.asarray(A)
+
+    def loss() -> Any:
+        return strategy.reduce("SUM", strategy.run(lambda x: jnp.sum(function(x, a) * weights), args=(xs,)), axis=None)
+
+    of_xs, of_a = gradients(loss, [xs, a])
+
+    def reference(x: Any, a: Any) -> Any:
+        return jnp.sum(jnp.broadcast_to(wanted(x, a + jnp.zeros_like(x)), x.shape) * weights)
+
+    rows = jnp.asarray(X[: strategy.num_replicas_in_sync])
+    wanted_of_x, wanted_of_a = jax.grad(reference, (0, 1))(rows, a)
+    found = np.stack(strategy.experimental_local_results(of_xs))
+    np.testing.assert_allclose(found, wanted_of_x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(of_a, wanted_of_a, rtol=1e-5, atol=1e-6)
+
+
+def taped(loss: Callable[[], Any], sources: list[Any]) -> Any:
+    with mr.GradientTape() as tape:
+        tape.watch(sources)
+        result = loss()
+    return tape.gradient(result, sources, unconnected_gradients="zero")
+
+
+def tape_in_function(loss: Callable[[], Any], sources: list[Any]) -> Any:
+    return mr.function(lambda: taped(loss, sources))()
+
+
+def tape_around_traced_function(loss: Callable[[], Any], sources: list[Any]) -> Any:
+    """The program is traced before a tape watches the values over which it closes."""
+    compiled = mr.function(loss)
+    compiled()
+    with mr.GradientTape():
+        compiled()
+    return taped(compiled, sources)
+
+
+WHERE = {"in": tape_in_function, "around": tape_around_traced_function}
+
+
+@pytest.mark.first(4)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
+@pytest.mark.parametrize(
+    "body", ["sum of a shared array", *(name for name in CLOSING if name != "sum of a shared array")]
+)
+def test_gradients_of_closed_over_values(
+    body: str, devices: int, replicas: int, deterministic: bool, where: str
+) -> None:
+    names = [f"CPU:{k}" for k in range(devices)]
+    strategy = mr.MirroredStrategy(names, num_replicas=replicas, deterministic=deterministic)
+    check_closure(strategy, body, closed_over_rows(strategy, "of components"), WHERE[where])
+
+
+@pytest.mark.first(3)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", ["without devices", "of an eager run", "of a compiled run"])
+def test_gradients_of_forms_of_closed_over_values(kind: str, where: str) -> None:
+    strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=3, deterministic=True)
+    check_closure(strategy, "jitted closure", closed_over_rows(strategy, kind), WHERE[where])

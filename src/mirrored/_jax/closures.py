@@ -288,7 +288,7 @@ def _bind(primitive: Primitive, params: dict[str, Any], args: Sequence[Any], ins
     """Applies a primitive after replacing embedded arrays: `instead` maps the id of an array to its replacement."""
     if primitive in _OPAQUE or not any(id(array) in instead for array in embedded_arrays(params)):
         return bind_primitive(primitive, params, args)
-    rebuild = _REBUILD.get(primitive)
+    rebuild = REBUILT.get(primitive)
     if rebuild is None:
         raise TapeError(
             "GradientTape",
@@ -370,12 +370,18 @@ def _checkpoint(params: dict[str, Any], args: Sequence[Any], instead: dict[int, 
     return list(wrapped(*args))
 
 
-_REBUILD = {
+REBUILT = {
     primitives.jit_p: _jit,
     primitives.scan_p: _scan,
     primitives.cond_p: _cond,
     primitives.while_p: _while,
     primitives.remat_p: _checkpoint,
 }
+"""The primitives that `Lifted` can apply with other arrays in place of those in their jaxprs, and how."""
 # As in JAX, values over which functions with custom derivatives close have no derivative.
 _OPAQUE = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p)
+
+
+def is_opaque(primitive: Primitive) -> bool:
+    """Returns whether a primitive calls a function with custom derivatives, whose closure has no derivative."""
+    return primitive in _OPAQUE

@@ -372,7 +372,7 @@ class Program:
         it as one operation.
         """
         rereads = self._assigned and (self._store.rereads or self._steps is not None)
-        if (rereads or self._store.bit_identical) and not self._store.under_tape:
+        if (rereads or self._store.embeds_arrays or self._store.bit_identical) and not self._store.under_tape:
             return self._under_tape(arguments)._call_recorded(arrays, arguments)
         with assignment_lock() if self._assigned else nullcontext():
             if ambient().store is None:
@@ -422,8 +422,8 @@ class Program:
     def _under_tape(self, arguments: Arguments) -> Program:
         """Returns a separately traced version of this program, for calls under a tape.
 
-        Two things differ under a tape: the derivative of a value that is read after an assignment, and, in a
-        deterministic run, the order in which cotangents are summed.
+        Under a tape a value that is read after an assignment has another derivative, a deterministic run sums
+        cotangents in another order, and arrays over which transforms in a run close are operands.
         """
         owner = None if self._owner is None else self._owner()
         assert owner is not None, "a program is called by its function"

@@ -65,7 +65,7 @@ def one_array_of(value: PerReplica, device_assignment: DeviceAssignment, store: 
     """
     if store.outermost().has_fallback and is_ragged(value) and not _are_lists_of_one_shape(value.values):
         raise RaggedWhileTracing
-    return value.stacked(device_assignment)
+    return stacked_of(value, device_assignment)
 
 
 def _are_lists_of_one_shape(components: Sequence[Any]) -> bool:

@@ -10,9 +10,15 @@ import jax.numpy as jnp
 
 from mirrored._jax.placement import movable
 from mirrored._typing import PyTree
-from mirrored.runtime.ambient import ReadableVariable, ambient, announce_read, is_tracked
+from mirrored.runtime.ambient import ReadableVariable, ReadListener, ambient, announce_read, is_tracked
 from mirrored.values.distributed_values import PerReplica
-from mirrored.values.stacking import register_tracing_check, register_tracked_read, stack_components, whole_rows
+from mirrored.values.stacking import (
+    note_stack,
+    register_tracing_check,
+    register_tracked_read,
+    stack_components,
+    whole_rows,
+)
 
 if TYPE_CHECKING:
     from mirrored.topology.device_assignment import DeviceAssignment
@@ -105,11 +111,25 @@ def existing_stack(value: PerReplica) -> jax.Array | None:
     return None if any(map(is_tracked, value.values)) else stacked
 
 
-def stacked_of(value: PerReplica, device_assignment: DeviceAssignment) -> Any:
+def stacked_of(
+    value: PerReplica, device_assignment: DeviceAssignment, tapes: Sequence[ReadListener] | None = None
+) -> Any:
     """Returns a per-replica value as one stacked array with a row per replica; tapes record the stacking.
 
     `PerReplica.stacked` keeps the array for later calls; no tape would connect it with the components.
+
+    Args:
+        value: The per-replica value.
+        device_assignment: The devices of the replicas.
+        tapes: The tapes that may track components; None: those of this thread's context.
     """
-    if not value.is_stacked and any(is_tracked(component) for component in value.values):
-        return stack_components(value.values, device_assignment, is_tracked=True)
-    return value.stacked(device_assignment)
+    if value.is_stacked:
+        return value.stacked(device_assignment)
+    components = value.values
+    listeners = ambient().listeners if tapes is None else tapes
+    if any(listener.tracks(component) for listener in listeners for component in components):
+        return stack_components(components, device_assignment, is_tracked=True)
+    stacked = value.stacked(device_assignment)
+    if ambient().store is not None:
+        note_stack(stacked, components, device_assignment)
+    return stacked

@@ -8,14 +8,12 @@
   the enclosing store.
 - `OverlayStore` (`mirrored.runtime.overlay_store`): for a function that JAX differentiates. It holds assignments back
   until the differentiation is complete.
-- `BlockStore` (`mirrored.tf._ops.blocks`): for a *block*, the body of a loop or branch of `mirrored.tf`. Its
-  assignments become carries or results of the loop or branch.
+- `BlockStore` (`mirrored.tf._ops.blocks`): for the body of a loop or branch of `mirrored.tf`, as carries or results.
 - `ScopeStore` (`mirrored.integrations.keras.scope_store`): for a Keras `StatelessScope`.
 
 Staged values reach the variables' storage only if the run or function succeeds. A failure leaves variables unchanged.
 There is one exception: in an eager run of several replicas, a plain variable (one of no strategy) has no staged values,
-unless an optimizer updates it in the replicas. If the run fails, the values assigned to it remain, except those that a
-failed merge has assigned.
+unless an optimizer updates it in the replicas. If the run fails, its new values remain, except those of a failed merge.
 """
 
 from __future__ import annotations
@@ -45,14 +43,15 @@ class VariableStore(StagedRollback):
     """Base class of variable stores: objects that hold the values assigned in a `run` or trace, until it ends.
 
     Attributes:
-        captures: Whether the store belongs to the trace of a function or run. A read may then return a tracer. Nested
-            transforms (`jit`, `scan`, ...) may close over what it returns: JAX hoists it out of them as a constant.
+        captures: Whether the store belongs to the trace of a function or run. A read may then return a tracer, which
+            JAX hoists as a constant out of nested transforms (`jit`, `scan`, ...).
         base_trace: The JAX trace that the store belongs to.
         outer: The store of the function or block around a run or block, or below an overlay.
         num_local: The number of local replicas whose components it distinguishes.
         under_tape: Whether a tape records the traced code as one operation. A value that is read after an assignment
             then has the derivative of the variable (see `with_gradients_to_old`).
         rereads: Whether a value was read after an assignment.
+        embeds_arrays: Whether a transform in a run closes over a concrete array that no tape watches during the trace.
         has_fallback: Whether the trace may be given up, because the function can run eagerly instead.
         differentiated: The variables, by `id`, whose newest assignment has a derivative (see `on_reassign`).
         keeps_derivatives: Whether gradients flow through all assignments, as in Keras' own step.
@@ -64,6 +63,7 @@ class VariableStore(StagedRollback):
     num_local: int = 1
     under_tape: bool = False
     rereads: bool = False
+    embeds_arrays: bool = False
     has_fallback: bool = False
     differentiated: Set[int] = frozenset()
     keeps_derivatives: bool = False

@@ -19,6 +19,7 @@ import numpy as np
 
 from mirrored._jax import arrays
 from mirrored._jax.boxes import payload_of
+from mirrored._jax.hoisting import hoistable_arrays, with_hoisted
 from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.jaxprs import equations_in
 from mirrored._jax.local_collectives import PLACEHOLDERS
@@ -146,7 +147,7 @@ class _Run:
             self._check_loss_scale(body, analysis)
         outputs = self._outputs.of_program
         body = body.giving(range(len(outputs.flat())))
-        if self._fixed_order or (self._bit_identical and fixed_order_runs.reads_outer_values(body)):
+        if self._fixed_order or (self._bit_identical and fixed_order_runs.reads_outer_values(body, self._runner)):
             body = fixed_order_runs.with_fixed_order(body, self._runner, shapes, axes)
             analysis = self._analysis(body)
         self._check_replicated(body, outputs, analysis)
@@ -160,10 +161,15 @@ class _Run:
     ) -> Staged:
         """Traces the replicas of one device, and rewrites the jaxpr if necessary.
 
-        `contain` rewrites it if some devices have an empty slot, and `fuse` if a JAX transform contains collectives.
+        `with_hoisted` rewrites it if a JAX transform closes over an array that a tape watches, `contain` if some
+        devices have an empty slot, and `fuse` if a JAX transform contains collectives.
         """
         with within(listeners=(self._runner.store,)):
             body = stage(flat_body, shapes, axes=axes)
+            inside = hoistable_arrays(body)
+            if watched := [array for array in inside if self._runner.may_be_watched(array)]:
+                body = with_hoisted(body, watched, shapes, axes)
+            self._outermost.embeds_arrays |= len(watched) < len(inside)
             equations = equations_in(body.jaxpr)
             refuse_other_meshes(equations)
             if self._bit_identical:

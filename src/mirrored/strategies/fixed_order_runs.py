@@ -21,7 +21,7 @@ from mirrored.collectives.summation import stack_isolated, unstack_isolated
 from mirrored.runtime.ambient import announce_read
 from mirrored.runtime.staged_values import Captured
 from mirrored.strategies.padding import reader_of
-from mirrored.strategies.tracing_runner import ReplicatedArgument, is_from_outside, is_replica_copy, replica_copy
+from mirrored.strategies.tracing_runner import ReplicatedArgument, is_replica_copy, replica_copy
 
 if TYPE_CHECKING:
     from mirrored.strategies.strategy import Strategy
@@ -55,9 +55,9 @@ def has_gradient(value: Operand) -> bool:
     return bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
 
-def reads_outer_values(body: Staged) -> bool:
+def reads_outer_values(body: Staged, runner: TracingRunner) -> bool:
     """Returns whether a traced body reads values from outside, other than variables, that may have gradients."""
-    return any(is_replica_copy(constant) or is_from_outside(constant) for constant in body.constants)
+    return any(is_replica_copy(constant) or runner.is_from_outside(constant) for constant in body.constants)
 
 
 def with_separate_values(
@@ -75,7 +75,7 @@ def with_separate_values(
         axes: The mesh axis and its size.
     """
     outer = dict(zip(body.jaxpr.constvars, body.constants, strict=True))
-    outer = {variable: value for variable, value in outer.items() if is_from_outside(value)}
+    outer = {variable: value for variable, value in outer.items() if runner.is_from_outside(value)}
     if not outer:
         return body
     own: dict[tuple[Any, int], Any] = {}
@@ -137,7 +137,7 @@ class _Constants:
                 return self._of_merge(constant)
             case ReplicatedArgument(value=value, local=local):
                 return self._copy(value, value, local)
-        return self._of_merge(constant) if is_from_outside(constant) else constant
+        return self._of_merge(constant) if self._runner.is_from_outside(constant) else constant
 
     def _of_merge(self, value: Operand) -> Any:
         """Returns a value that is read in cross-replica context, once per device."""

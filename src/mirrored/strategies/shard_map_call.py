@@ -33,7 +33,6 @@ from mirrored.runtime.component_reads import announced_components
 from mirrored.runtime.staged_values import Captured
 from mirrored.runtime.variable_store import is_under_tape
 from mirrored.strategies import fixed_order_runs
-from mirrored.strategies.tracing_runner import is_from_outside
 from mirrored.topology.device_assignment import AXIS
 
 if TYPE_CHECKING:
@@ -171,7 +170,8 @@ class Binding:
             self._form(
                 operand,
                 per_replica=place in read and read[place].per_replica,
-                in_order=self._fixed_order or (self._bit_identical and place not in read and is_from_outside(operand)),
+                in_order=self._fixed_order
+                or (self._bit_identical and place not in read and self._runner.is_from_outside(operand)),
             )
             for place, operand in enumerate(operands)
         ]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mirrored._jax import caches
-from mirrored._jax.boxes import is_live_box
+from mirrored._jax.boxes import Array, is_live_box
 from mirrored._jax.jaxprs import is_inexact, is_reference
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, trace_below_tapes
 from mirrored._typing import Leaf, Operand
@@ -23,6 +23,7 @@ from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.collectives.stacked import group_of
 from mirrored.collectives.summation import bounded, stack_isolated, without_padding_gradient
 from mirrored.runtime.ambient import ambient, within
+from mirrored.runtime.component_reads import stacked_of
 from mirrored.runtime.lockstep import LockStep
 from mirrored.runtime.merge import Merge, is_outside, under_transform_error
 from mirrored.runtime.replica_runner import ReplicaRunner
@@ -71,15 +72,6 @@ def is_replica_copy(constant: Operand) -> bool:
     return isinstance(constant, CaptureTracer) and isinstance(constant.source, ReplicatedArgument)
 
 
-def is_from_outside(constant: Operand) -> bool:
-    """Returns whether a constant of a traced run is a value of the code around the run that may have a gradient.
-
-    Variables, and virtual replicas' copies of values, are not such constants.
-    """
-    is_traced = isinstance(constant, Tracer) and not isinstance(constant, CaptureTracer)
-    return (is_traced or is_live_box(constant)) and is_inexact(constant.aval) and not is_reference(constant.aval)
-
-
 class TracingRunner(ReplicaRunner):
     """Executes a compiled `run`: traces the virtual replicas of one device into one SPMD program for all devices.
 
@@ -105,6 +97,8 @@ class TracingRunner(ReplicaRunner):
         self.created = CreatedByLine()
         self.creations: dict[tuple[int, str], int] = {}
         self.outer_listeners = ambient().listeners
+        store = ambient().store
+        self._is_recorded = store is not None and store.outermost().under_tape
         self.group_info = group_of(self.device_assignment)
         # For reads in cross-replica context: a merge runs once per device, not once per replica.
         self.group_of_devices = dataclasses.replace(self.group_info, local=1, padded=0)
@@ -215,6 +209,26 @@ class TracingRunner(ReplicaRunner):
     def _replica_at(self, local: int) -> Any:
         return self.device_assignment.slots.replica_at(lax.axis_index(AXIS), local)
 
+    def may_be_watched(self, value: Leaf) -> bool:
+        """Returns whether a value is a concrete array that a tape around the run watches, or may watch.
+
+        A tape around the compiled function may call its program again, and watch other arrays then.
+        """
+        if type(value) is not Array or not is_inexact(value):
+            return False
+        return self._is_recorded or any(listener.tracks(value) for listener in self.outer_listeners)
+
+    def is_from_outside(self, constant: Operand) -> bool:
+        """Returns whether a constant of the traced run is a value of the code around the run that may have a gradient.
+
+        It is a tracer, or an array that is concrete, over which the function closes, and that a tape around the run
+        watches. Variables, and virtual replicas' copies of values, are not such constants.
+        """
+        is_traced = isinstance(constant, Tracer) and not isinstance(constant, CaptureTracer)
+        if not (is_traced or is_live_box(constant) or self.may_be_watched(constant)):
+            return False
+        return is_inexact(constant.aval) and not is_reference(constant.aval)
+
     # ReplicaRunner
 
     def trace_key(self, local: int) -> Hashable:
@@ -261,7 +275,7 @@ class TracingRunner(ReplicaRunner):
 
         Otherwise JAX would add the cotangents of the device's replicas, that of an empty slot included.
         """
-        if not is_from_outside(value) or self._is_inside(value):
+        if not self.is_from_outside(value) or (isinstance(value, Tracer) and self._is_inside(value)):
             return value
         return replica_copy(value, ambient().replica.local_index)
 
@@ -275,7 +289,10 @@ class TracingRunner(ReplicaRunner):
         return [*others, self._from_last(last)]
 
     def _from_last(self, value: Leaf) -> Any:
-        if self.bit_identical or not self.group_info.padded or not _is_inexact_tracer(value) or self._is_inside(value):
+        if not self.group_info.padded or (self.bit_identical and not self.is_from_outside(value)):
+            return value
+        # A tape may watch a concrete array, also one around the compiled function that calls its program later.
+        if type(value) is not Array and (not _is_inexact_tracer(value) or self._is_inside(value)):
             return value
         return without_padding_gradient(value, self.group_info.is_real())
 
@@ -331,7 +348,8 @@ class TracingRunner(ReplicaRunner):
         if isinstance(value, Mirrored):
             return value.value
         if isinstance(value, PerReplica):
-            rows = self.device_assignment.slots.rows(value.stacked(self.device_assignment))
+            stacked = stacked_of(value, self.device_assignment, self.outer_listeners)
+            rows = self.device_assignment.slots.rows(stacked)
             return lax.dynamic_index_in_dim(rows, self._replica_at(local), keepdims=False)
         return value
 

@@ -31,6 +31,7 @@ from mirrored.tape.record import (
     owned_operand,
 )
 from mirrored.tape.replica_rules import in_context_of_replica
+from mirrored.values.stacking import noted_components, stack_components
 
 if TYPE_CHECKING:
     from mirrored._jax.custom_derivatives import WrappedFun
@@ -299,6 +300,27 @@ def _untracked_object(trace: TapeTrace, value: Leaf) -> Any:
 
 # Watched arrays that a traced function closes over are in the parameters of its primitive. They become operands, so
 # that the operation can be differentiated with respect to them.
+
+
+def is_known(trace: TapeTrace, array: jax.Array) -> bool:
+    """Returns whether a tape that records tracks an array in a primitive's parameters.
+
+    A compiled function contains the stacked array of the components of a per-replica value over which it closes. If the
+    tape tracks components, it records the stacking here.
+    """
+    recorder = trace.recorder
+    assert recorder is not None
+    if id(array) in recorder.known:
+        return True
+    noted = noted_components(array)
+    if noted is None or all(recorder.key_of(component, trace) is None for component in noted[0]):
+        return False
+    with trace.as_current():
+        stacked = stack_components(*noted, is_tracked=True)
+    key = recorder.key_of(stacked, trace)
+    assert key is not None
+    recorder.known[id(array)] = (key, array)
+    return True
 
 
 def process_lifted(

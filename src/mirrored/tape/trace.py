@@ -119,7 +119,7 @@ class TapeTrace(Trace):  # type: ignore[misc]
             return self._stop_gradient(primitive, args, params)
         values, keys, watched = self.split_operands(args)
         if self.recorder is not None and self.recorder.known:
-            closed_over = [array for array in embedded_arrays(params) if id(array) in self.recorder.known]
+            closed_over = [array for array in embedded_arrays(params) if calls.is_known(self, array)]
             if closed_over and self.touched is None:
                 return calls.process_lifted(self, primitive, params, closed_over, (values, keys, watched))
             if closed_over:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +109,8 @@ def stack_components(
     if is_tracked or any(is_live_box(component) for component in components):
         if device_assignment.spans_processes:
             raise _recording_error()
+        if not is_eval_below(current_trace()):  # in a compiled function, of which the program places the array
+            return device_assignment.slots.stacked(jnp.stack([as_array(component) for component in components]))
         # A tape outside `run` tracks the components. It records array operations, so they must be
         # ordinary operations on one device and not the assembly of a sharded array from per-device buffers.
         stacked = jnp.stack([jax.device_put(component, device_assignment.devices[0]) for component in components])
@@ -124,6 +127,25 @@ def _dtype_of(component: Any) -> Any:
     if dtype is None:
         return as_array(component).dtype
     return canonical_dtype(dtype)
+
+
+_stacks: Final[dict[int, tuple[weakref.ref[Any], tuple[Any, ...], DeviceAssignment]]] = {}
+
+
+def note_stack(stacked: Any, components: tuple[Any, ...], device_assignment: DeviceAssignment) -> None:
+    """Records of which components a traced function has made a concrete stacked array.
+
+    A tape around a later call of the program may watch the components. It finds the array in the program.
+    """
+    if type(stacked) is Array and jnp.issubdtype(stacked.dtype, jnp.inexact):
+        key = id(stacked)
+        _stacks[key] = weakref.ref(stacked, lambda _: _stacks.pop(key, None)), components, device_assignment
+
+
+def noted_components(stacked: Any) -> tuple[tuple[Any, ...], DeviceAssignment] | None:
+    """Returns the components of which `note_stack` has recorded that a stacked array is made, and their devices."""
+    noted = _stacks.get(id(stacked))
+    return None if noted is None or noted[0]() is not stacked else noted[1:]
 
 
 def unequal_error(found: str) -> ValuesError:
@@ -143,7 +165,8 @@ def _recording_error() -> ValuesError:
         found="a tape opened outside run would have to record components of replicas of other workers",
         rule="a tape can record only the operations of its own worker",
         remedy="open the tape inside the function passed to run, or compile the whole step with mirrored.function, on "
-        "per-replica batches of equal shapes (last_batch='pad' or 'drop'): a step on others runs eagerly",
+        "per-replica batches of equal shapes (last_batch='pad' or 'drop'): a step on others runs eagerly; pass a "
+        "per-replica value that the tape watches as an argument of the compiled function",
     )
 
 
