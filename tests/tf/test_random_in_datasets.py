@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 import mirrored.tf as tf
+from mirrored.data import global_seed
 from mirrored.errors import InputError
+from mirrored.tf._ops import generator as generators
 
 N = 30
 
@@ -41,6 +44,13 @@ FUNCTIONS: dict[str, Callable[[], Callable[[Any], Any]]] = {
     "Keras": lambda: lambda _: tf.keras.random.uniform(()),
     "SeedGenerator": from_seed_generator,
 }
+
+
+@pytest.fixture
+def no_global_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generators._global, "seed", None)
+    monkeypatch.setattr(global_seed.GlobalSeed, "seed", None)
+    monkeypatch.setattr(global_seed.GlobalSeed, "resets", global_seed.GlobalSeed.resets + 1)
 
 
 def numbers(dataset: Any) -> list[float]:
@@ -85,6 +95,59 @@ def test_a_restored_position_repeats_the_numbers(seed: int | None) -> None:
     restored = iter(made())
     restored.set_state(position)
     assert [np.asarray(one).tolist() for one in restored] == expected
+
+
+@pytest.mark.usefixtures("no_global_seed")
+@pytest.mark.parametrize("kind", ["with a seed", "Generator", "SeedGenerator"])
+def test_a_position_repeats_the_numbers_of_a_seed_in_a_process_that_has_read_other_datasets(kind: str) -> None:
+    def made(others: int) -> Any:
+        function = FUNCTIONS[kind]()
+        for _ in range(others):
+            numbers(tf.data.Dataset.range(N).map(function))
+        return tf.data.Dataset.range(N).map(function)
+
+    assert numbers(made(0)) == numbers(made(0))  # as in two new processes
+    for before, after in ((0, 1), (1, 0)):
+        reading = iter(made(before))
+        next(reading)
+        position = json.loads(json.dumps(reading.get_state()))
+        expected = numbers(reading)
+        restored = iter(made(after))
+        restored.set_state(position)
+        assert numbers(restored) == expected
+
+
+@pytest.mark.parametrize("kind", ["tf.random", "Generator", "SeedGenerator"])
+def test_datasets_with_one_generator_draw_different_numbers(kind: str) -> None:
+    function = FUNCTIONS[kind]()
+    first, second = (numbers(tf.data.Dataset.range(N).map(function)) for _ in range(2))
+    assert not set(first) & set(second)
+
+
+@pytest.mark.usefixtures("no_global_seed")
+def test_datasets_that_functions_read_repeat_the_numbers_of_a_seed() -> None:
+    def read(_: Any) -> Any:
+        own = tf.data.Dataset.range(2).map(FUNCTIONS["with a seed"]())
+        return tf.stack([*own, *own.cache(), *own])
+
+    found = []
+    for calls in (8, None):
+        rows = [np.asarray(one).tolist() for one in tf.data.Dataset.range(N).map(read, num_parallel_calls=calls)]
+        assert len({number for row in rows for number in row}) == 6 * N
+        found.append(rows)
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("no_global_seed")
+def test_datasets_made_before_a_job_repeat_their_passes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(global_seed, "_counts_before", [global_seed.counts()])
+    dataset = tf.data.Dataset.range(N).shuffle(N, seed=1).map(lambda x: (x, FUNCTIONS["with a seed"]()(x)))
+    found = []
+    for _ in range(2):
+        found.append([[(int(x), float(y)) for x, y in dataset] for _ in range(2)])
+        global_seed._restore_first_counts()  # as of a process that leaves a job, and joins the next one
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
 
 
 def test_epochs_uses_and_pipelines_have_different_numbers() -> None:

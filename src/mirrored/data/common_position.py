@@ -8,7 +8,7 @@ from typing import Any, Final
 from mirrored.errors import ArgumentError
 
 _COUNT: Final = "next_iteration"
-_AHEAD: Final = frozenset({"made", "left_out"})
+_AHEAD: Final = frozenset({"made", "left_out", "indices"})
 
 
 class _DifferentError(Exception):
@@ -20,7 +20,8 @@ def common_position(positions: Sequence[Any]) -> Any:
 
     A worker that alone has read the data, for instance to show examples, has counted more passes than the others. The
     position then has the largest count, with which all workers would begin their next pass (`Source.share_seeds`).
-    The threads of `prefetch` may have made other inner datasets that follow the position; it has those of worker 0.
+    The threads of `prefetch` may have made other inner datasets that follow the position, or have drawn from a random
+    generator first; it has what those of worker 0 have.
 
     Args:
         positions: The position of each worker, as dicts, lists and plain values.

@@ -18,11 +18,12 @@ class GlobalSeed:
         seed: The global seed.
         count: The number of seeds drawn.
         functions: The number of random streams derived for operations with a user function.
-        resets: How often the global seed was set.
+        resets: How often the random streams of functions began anew: the global seed was set, or a job was left.
+        jobs: How often this process has left a job.
     """
 
     seed: int | None = None
-    count = functions = resets = 0
+    count = functions = resets = jobs = 0
 
 
 def set_global_seed(seed: int) -> None:
@@ -63,10 +64,11 @@ def _note_counts() -> None:
 def _restore_first_counts() -> None:
     """Resets the global seed and its counters to their values before the elastic job.
 
-    A repeated training function then draws the same seeds.
+    A repeated training function then draws the same seeds. Datasets made before the job count their passes from 0
+    again, and take their random streams again, as those of a worker that joins.
     """
+    with seed_lock:
+        GlobalSeed.resets += 1
+        GlobalSeed.jobs += 1
     for before in _counts_before:
         restore_counts(before)
-        if GlobalSeed.seed is not None:
-            with seed_lock:
-                GlobalSeed.resets += 1  # operations made before the job take their random streams again, too

@@ -11,15 +11,18 @@ import dataclasses
 import hashlib
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from mirrored.runtime.ambient import ambient, within
 
 _MASK = 2**64 - 1
+
+INNER_PASSES: Final = 2**61
+"""The passes over datasets that functions of other datasets iterate have numbers from this one to its double."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +61,13 @@ class ElementDraws:
         """
         return self._function.pipeline
 
-    def next_number(self) -> int:
-        """Returns a new nonzero random-stream number for a dataset that the function iterates."""
-        low, high = self.next_words(self.pipeline)
-        return (int(high) << 32 | int(low)) % 2**62 | 1
+    def next_pass(self) -> int:
+        """Returns a new number for a pass over a dataset that the function iterates, from `INNER_PASSES` on.
+
+        It depends on the element, and not on the number of the pipeline, which can differ between runs of the program.
+        """
+        low, high = self.next_words()
+        return INNER_PASSES + (int(high) << 32 | int(low)) % INNER_PASSES
 
     def next_words(self, *stream: int) -> np.ndarray:
         """Returns the two words of a new PRNG key, ``uint32[2]``, which differs for every draw of every element.
@@ -81,25 +87,53 @@ def packed(numbers: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(numbers)}Q", *(number & _MASK for number in numbers))
 
 
-class Pipelines:
-    """Assigns numbers to the input pipelines that draw from one random stream, in the order of their first draws.
+_indices_lock: Final = threading.Lock()
+# By the number of a pipeline, and the seed of each random generator from which it draws: the pipeline's index.
+_indices: Final[dict[int, dict[tuple[int, ...], int]]] = {}
 
-    The numbers are the same in the next run of the program, unlike those of `FunctionStreamId.pipeline`.
+
+class Pipelines:
+    """Assigns numbers to the input pipelines that draw from one random generator, in the order of their first draws.
+
+    The numbers are the same in the next run of the program, unlike those of `FunctionStreamId.pipeline`. A restored
+    position contains those of its pipeline (`set_indices`).
     """
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._lock = threading.Lock()
 
-    def number_of(self, pipeline: int) -> int:
+    def number_of(self, pipeline: int, seed: Sequence[int]) -> int:
         """Returns an input pipeline's index, with pipelines ordered by their first random draw.
 
-        The first draw assigns the index. Returns 0 while the element spec is inferred.
+        The first draw assigns the index, unless a restored position contains it. Returns 0 while the element spec is
+        inferred.
+
+        Args:
+            pipeline: The number of the pipeline.
+            seed: The seed of the generator.
         """
         if not pipeline:
             return 0
-        with self._lock:
-            return self._numbers.setdefault(pipeline, len(self._numbers))
+        with _indices_lock:
+            if pipeline not in self._numbers:
+                known = _indices.setdefault(pipeline, {})
+                self._numbers[pipeline] = known.setdefault(tuple(seed), 1 + max(self._numbers.values(), default=-1))
+            return self._numbers[pipeline]
+
+
+def indices_of(pipeline: int) -> list[list[int]]:
+    """Returns the indices of a pipeline among those that draw from the same generators, for saved positions.
+
+    Each list has the seed of a generator, and at its end the index.
+    """
+    with _indices_lock:
+        return sorted([*seed, index] for seed, index in _indices.get(pipeline, {}).items())
+
+
+def set_indices(pipeline: int, indices: Iterable[Sequence[int]]) -> None:
+    """Sets the indices with which a pipeline draws from generators that it has not drawn from in this process."""
+    with _indices_lock:
+        _indices.setdefault(pipeline, {}).update({tuple(seed): index for *seed, index in indices})
 
 
 class DrewWhileTracing(BaseException):

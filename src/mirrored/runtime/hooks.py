@@ -113,15 +113,36 @@ def set_bridges(bridges: Mapping[str, str], roots: Mapping[str, str]) -> None:
     _roots.update(roots)
 
 
-def connect() -> None:
-    """Imports and applies the integrations of the frameworks (such as Keras) that the program has imported."""
+def connect(root: str | None = None) -> None:
+    """Imports and applies the integrations of the frameworks (such as Keras) that the program has imported.
+
+    Args:
+        root: The package of the only framework to be integrated. Default: all frameworks.
+    """
     for framework, bridge in _bridges.items():
+        if root is not None and framework != _roots[root]:
+            continue
         if framework in sys.modules and importlib.util.find_spec(bridge) is not None:
             module = importlib.import_module(bridge)
             # A bridge imports its framework. If a scope is open, the end of that import calls `connect` again, before
             # the bridge is complete. Such a bridge is skipped here; it connects at the end of its own import.
             if not getattr(module.__spec__, "_initializing", False):
                 module.connect()
+
+
+def connect_when_imported(root: str, bridge: str) -> None:
+    """Replaces a framework's integration, and applies it now if the program has imported the framework, else then.
+
+    Args:
+        root: The package that a program imports.
+        bridge: The module that integrates it.
+    """
+    shown_by = _roots[root]
+    _bridges[shown_by] = bridge
+    if root not in sys.modules:
+        sys.meta_path.insert(0, Finder([root], root))
+    elif shown_by in sys.modules:
+        connect(root)
 
 
 def watch_imports() -> Finder | None:
@@ -163,10 +184,15 @@ def _warn_of_backend(root: str) -> None:
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Import hook that calls `connect` after the import of a framework such as Keras."""
+    """Import hook that calls `connect` after the import of a framework such as Keras.
 
-    def __init__(self, awaited: Sequence[str]) -> None:
-        self._awaited = awaited
+    Args:
+        awaited: The packages of the frameworks.
+        only: The argument of `connect`.
+    """
+
+    def __init__(self, awaited: Sequence[str], only: str | None = None) -> None:
+        self._awaited, self._only = awaited, only
         self._asking = threading.local()
 
     def find_spec(
@@ -184,7 +210,7 @@ class Finder(importlib.abc.MetaPathFinder):
         finally:
             self._asking.now = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self._only)
         return spec
 
 
@@ -196,8 +222,8 @@ class _Loader(importlib.abc.Loader):
 
     _loading = threading.local()
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: importlib.abc.Loader, only: str | None) -> None:
+        self._loader, self._only = loader, only
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         created: types.ModuleType | None = self._loader.create_module(spec)
@@ -213,7 +239,7 @@ class _Loader(importlib.abc.Loader):
         finally:
             self._loading.now = outer
         if not outer:
-            connect()
+            connect(self._only)
 
 
 # Functions driven from Python: compiled functions that iterate a dataset in their body.

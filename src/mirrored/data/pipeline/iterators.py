@@ -34,6 +34,7 @@ from mirrored.data.pipeline.positions import (
 from mirrored.data.pipeline.seeds import Epochs, FunctionEpochs
 from mirrored.data.pipeline.transformations import Prefetched
 from mirrored.errors import ArgumentError, EndOfDataError
+from mirrored.runtime.element_draws import indices_of, set_indices
 from mirrored.runtime.hooks import IteratedAsPython, note_created, note_iteration, note_moved, stop_iteration
 
 _VERSION: Final = 1
@@ -294,16 +295,15 @@ class DatasetIterator(IteratedAsPython):
         epochs = self._epochs.get_state(), self._functions.get_state()
         self._reading, self._released, self._end, self._continues = None, None, None, True
         self._seeds = {**self._seeds, **dict(zip(map(id, steps), state["seeds"], strict=True))}
-        self._iteration, self._count = state["iteration"], state["count"]
         # Positions saved by earlier versions have no "keys", and go on in their order; nor have they "next_iteration".
-        self._keys = state.get("keys", 1)
+        self._iteration, self._count, self._keys = state["iteration"], state["count"], state.get("keys", 1)
         following = state.get("next_iteration", state["iteration"] + 1)
         # In earlier versions each dataset counted its own passes, so that positions of several ones differ.
         self._epochs.continue_with(max(following, 0 if "shared" in state else self._epochs.next), self._seeds)
-        draws = state.get("draws")
-        if draws and draws["number"]:  # positions of earlier versions and of other pipelines have none
+        if (draws := state.get("draws")) and draws["number"]:  # positions of earlier versions and others have none
             self.draws = draws["number"], draws["pass"]
             self._functions.continue_with(draws["number"], draws["next_iteration"])
+            set_indices(draws["number"], draws.get("indices", ()))  # those of earlier versions have none
         try:
             if state["position"] is not None:
                 self._read_from(state["position"])
@@ -394,7 +394,8 @@ class DatasetIterator(IteratedAsPython):
     def next_passes(self) -> dict[str, Any]:
         """The number of the next pass and the state of the random streams, as a dict for saved read positions."""
         following = max(self._functions.next, self.draws[1] + 1)  # less if `set_seed` has restarted the count
-        draws = {"number": self.draws[0], "pass": self.draws[1], "next_iteration": following}
+        own = dict(zip(("number", "pass"), self.draws, strict=True))
+        draws = {**own, "next_iteration": following, "indices": indices_of(self.draws[0])}
         return {"next_iteration": self._epochs.next, "draws": draws}
 
     def begin_as(self, iteration: int, seeds: list[int], draws: tuple[int, int]) -> None:

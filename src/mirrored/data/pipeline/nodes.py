@@ -21,7 +21,7 @@ from mirrored.data.extra import engine
 from mirrored.data.options import INFINITE_CARDINALITY
 from mirrored.data.pipeline.seeds import FunctionPasses
 from mirrored.data.specs import NoElementError
-from mirrored.runtime.element_draws import FunctionStreamId
+from mirrored.runtime.element_draws import INNER_PASSES, FunctionStreamId
 
 if TYPE_CHECKING:
     from mirrored.data.pipeline.inner_datasets import InnerDatasets
@@ -104,7 +104,10 @@ def pinned(run: Run) -> Run:
 
     The operations before a cache use it, because the cache keeps their elements for all iterations.
     """
-    return dataclasses.replace(run, path=(0,), epochs=(), uses=(), draws=(run.draws[0], _CACHED))
+    number, count = run.draws
+    # A dataset that a function makes has a cache of its own, which belongs to the element.
+    kept = count if count >= INNER_PASSES else _CACHED
+    return dataclasses.replace(run, path=(0,), epochs=(), uses=(), draws=(number, kept))
 
 
 class Rows(Protocol):

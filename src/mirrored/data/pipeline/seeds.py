@@ -115,14 +115,14 @@ class FunctionEpochs:
     def begin(self) -> tuple[int, int]:
         """Counts a new iteration over the dataset, and returns two seed numbers for the user functions.
 
-        They are the number of the random stream and that of the iteration. In a function of another dataset, both
-        depend on the element, not on the threads that call the function.
+        They are the number of the random stream and that of the iteration. In a function of another dataset, they are
+        the stream of that dataset and a number that depends on the element, not on the threads that call the function.
         """
         if not self._steps:
             return 0, 0
         element = element_draws()
         if element is not None:
-            return element.next_number(), 0
+            return element.pipeline, element.next_pass()
         with seed_lock:
             for step in self._steps:
                 step.renew()
@@ -164,6 +164,15 @@ class Passes:
     def __init__(self) -> None:
         self.next = 0
         self.seed: int | None = None
+        self._jobs = GlobalSeed.jobs
+
+    def renew(self) -> None:
+        """Counts from 0 again if this process has left a job since the last pass.
+
+        Other workers of the next job can be new processes, which have read nothing.
+        """
+        if self._jobs != GlobalSeed.jobs:
+            self.next, self._jobs = 0, GlobalSeed.jobs
 
 
 class Epochs:
@@ -187,6 +196,8 @@ class Epochs:
     def begin(self) -> int:
         """Counts a new pass over the dataset, and returns the pass's number."""
         with seed_lock:
+            for step in self._steps:
+                step.passes.renew()
             number = self.next
             self.continue_with(number + 1, {})
         return number

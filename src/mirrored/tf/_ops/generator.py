@@ -139,7 +139,8 @@ class Generator:
         """Draws once: advances the state, and returns a JAX random key that differs for every draw and replica."""
         replica, element = ambient().replica, drawing_element()
         if element is not None:
-            return element_key(element, self._words(), self._pipelines.number_of(element.pipeline))
+            words = self._words()
+            return element_key(element, words, self._pipelines.number_of(element.pipeline, words))
         if replica is None:
             return advance(self._state)
         index = replica.replica_id_in_sync_group
@@ -260,7 +261,6 @@ class _Global:
 
     def __init__(self) -> None:
         self.seed: int | None = None
-        self.pipelines = Pipelines()
         self._entropy = secrets.randbits(64)
         self._outside: Variable | None = None
         # The stream of each strategy, with its number among these streams.
@@ -287,7 +287,6 @@ class _Global:
     def set_seed(self, seed: int) -> None:
         """Sets the global seed, and restarts all random states, inside and outside of `strategy.run`, from it."""
         self.seed = int(seed)
-        self.pipelines = Pipelines()
         self._steps = None
         self._restored.clear()
         if self._outside is not None:
@@ -424,8 +423,9 @@ def _key_for_element(element: ElementDraws, seed: int | None) -> jax.Array:
     words = [] if seed is None and _global.seed is None else [_global.seed_or_default()]
     if seed is None or _global.seed is not None:
         return element_key(element, [*words, *([] if seed is None else [int(seed)])], element.pipeline)
-    # Without a global seed the number of the pipeline differs between runs of the program.
-    return element_key(element, [*words, int(seed)], _global.pipelines.number_of(element.pipeline))
+    # Without a global seed the number of the pipeline differs between runs of the program, and an order of the
+    # pipelines would depend on what else the process has read. As in TensorFlow, the numbers are those of the seed.
+    return element_key(element, [*words, int(seed)], 0)
 
 
 def get_global_generator() -> Generator:

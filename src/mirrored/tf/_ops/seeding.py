@@ -69,7 +69,8 @@ def drawing_for_elements(next_seed: Callable[..., Any]) -> Callable[..., Any]:
         element = drawing_element()
         if element is None:
             return next_seed(self, ordered)
-        number = _pipelines.setdefault(self, Pipelines()).number_of(element.pipeline)
-        return jax.random.key_data(element_key(element, [int(np.asarray(self.state.value)[0])], number))
+        words = [int(np.asarray(self.state.value)[0])]
+        number = _pipelines.setdefault(self, Pipelines()).number_of(element.pipeline, words)
+        return jax.random.key_data(element_key(element, words, number))
 
     return drawn
