@@ -3,9 +3,9 @@
     import mirrored.tf as tf
 
 A tensor is a `jax.Array`. Importing this module adds the methods `numpy()`, `get_shape()` and `set_shape()` to arrays,
-and `assign()` to slices of variables (`variable[1:]`), and lets the operators of arrays take lists and tuples (`array
-- [0.5, 0.25]`), which JAX refuses. If the program imports Keras, before or later, it connects Keras as `tf.keras`
-does, so that `import mirrored.tf as tf, keras` has Keras models that take datasets. It changes nothing else
+and `assign()` to slices of variables (`variable[1:]`), and lets the operators of arrays take lists and tuples
+(`array - [0.5, 0.25]`), which JAX refuses. If the program imports Keras, before or later, it connects Keras as
+`tf.keras` does, so that `import mirrored.tf as tf, keras` has Keras models that take datasets. It changes nothing else
 (`mirrored/patches.py` has the list; `mirrored.integrations.disconnect` takes it back). The names are built from tables
 (`mirrored.tf._names`). An unknown name raises an error that suggests the closest one.
 """
