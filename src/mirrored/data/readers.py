@@ -233,22 +233,18 @@ class GlobalBatches:
         The state also contains the number of examples that a restored reader has yet to skip (`leave_out`), the size of
         a full batch (`full`), and the layout, if it is recorded.
         """
-        size = self._final_rebatch_size
         return {
             "source": self._cursor.get_state(),
             "consumed": self._consumed,
             "leave_out": self._to_skip,
             "full": self._full,
             "workers": self._source.workers,
-            **({} if size is None else {"regrouped_to": size}),
+            **({} if self._final_rebatch_size is None else {"regrouped_to": self._final_rebatch_size}),
             **self.layout.get_state(),
         }
 
     def as_of_now(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns the read position `state` with the current value of the iteration counter.
-
-        `state` is an earlier result of `get_state`.
-        """
+        """Returns `state`, an earlier result of `get_state`, with the current value of the iteration counter."""
         return {**state, "source": self._source.as_of_now(self._cursor, state["source"])}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -300,6 +296,10 @@ class ElementsInTurn:
     def shares_position(self) -> bool:
         """Whether one of the datasets has a read position that all its iterators share."""
         return any(source.shares_position for source in self._sources)
+
+    def shard_orders(self) -> list[Any]:
+        """Returns what the elements depend on that each dataset divides with `shard` (`Source.shard_order`)."""
+        return [source.shard_order(cursor) for source, cursor in zip(self._sources, self._cursors, strict=True)]
 
     def __init__(self, sources: Sequence[Source], num_replicas: int, workers: int = 1) -> None:
         self._sources, self._workers = sources, workers

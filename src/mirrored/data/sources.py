@@ -157,6 +157,17 @@ class Source(abc.ABC):
             StructureError: The elements are single examples.
         """
 
+    def shard_order(self, cursor: Cursor) -> Any:
+        """Returns what a dataset divides with `shard` among the workers, and in which order, to compare the workers.
+
+        None if no `shuffle` comes before a `shard`.
+
+        Args:
+            cursor: A result of `open`, before its first element.
+        """
+        del cursor
+        return None
+
     def as_of_now(self, cursor: Cursor, state: Any) -> Any:
         """Returns the read position `state` with the current value of the iteration counter.
 

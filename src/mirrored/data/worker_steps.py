@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -15,7 +16,7 @@ from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.placement import Placer
-from mirrored.data.readers import GlobalBatches, Reader, is_power_of_two
+from mirrored.data.readers import ElementsInTurn, GlobalBatches, Reader, is_power_of_two
 from mirrored.errors import DisagreementError
 from mirrored.values.distributed_values import PerReplica
 
@@ -116,6 +117,8 @@ class OwnBatches:
         reader.layout.keep()
         self._reader, self._placer = reader, placer
         self._template: Any = None
+        orders = reader.shard_orders() if isinstance(reader, ElementsInTurn) else []
+        _check_shards(host_allgather("iter(dataset)", "compare the orders before shard", orders))
 
     def agreed_input(self, value: PyTree, has_ended: bool, number: int) -> Any:
         """Returns this worker's per-replica batches for the next step; empty ones if this worker has no more data.
@@ -157,6 +160,28 @@ class OwnBatches:
             theirs[2] == shapes and len(set(map(str, shapes or []))) == 1 for theirs in everyone
         )
         return value if uniform else tree_map(_ragged, value, is_leaf=_is_per_replica)
+
+
+def _check_shards(everyone: Sequence[Sequence[Any]]) -> None:
+    """Raises an error if workers take different shards of the same data in different orders.
+
+    Args:
+        everyone: The results of `Source.shard_order` for the datasets of each worker.
+    """
+    for worker, theirs in enumerate(everyone):
+        for own, other in itertools.product(everyone[0], theirs):
+            is_divided = own and other and own["data"] == other["data"] and own["index"] != other["index"]
+            if is_divided and own["order"] != other["order"]:
+                (first, _), (second, _) = own["order"], other["order"]
+                raise DisagreementError(
+                    "iter(dataset)",
+                    found=f"the workers 0 and {worker} take the shards {own['index']} and {other['index']} of the same "
+                    f"data, shuffled in different orders (seeds {first} and {second})",
+                    rule="shards divide the data only if they are parts of one order: else examples are lost, and "
+                    "others are read twice",
+                    remedy="shuffle after shard, or pass the same seed to shuffle on all workers (without seeds: call "
+                    "tf.random.set_seed before)",
+                )
 
 
 def _shapes(value: PyTree) -> list[Any]:

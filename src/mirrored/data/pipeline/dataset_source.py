@@ -14,12 +14,13 @@ from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
 from mirrored.data.options import AutoShardPolicy
 from mirrored.data.pipeline.batching import full_batches, is_batched
+from mirrored.data.pipeline.data_digest import digest_of
 from mirrored.data.pipeline.dataset import Dataset
 from mirrored.data.pipeline.file_sharding import files_of_worker, without_caches
 from mirrored.data.pipeline.forgiving import Forgiving
 from mirrored.data.pipeline.indexed_sources import MemorySource
 from mirrored.data.pipeline.iterators import DatasetIterator
-from mirrored.data.pipeline.nodes import Node, Run, first_element, nodes
+from mirrored.data.pipeline.nodes import Node, Run, first_element, nodes, seeded
 from mirrored.data.pipeline.shuffling import Shuffled
 from mirrored.data.pipeline.stateful import TakenWhile
 from mirrored.data.pipeline.streams import Filtered, IterableSource, Rebatched
@@ -150,6 +151,18 @@ class DatasetSource(Source):
         # Workers that read data of their own draw other numbers, unless `tf.random.set_seed` was called.
         number = iterator.draws[0] if self.own_data else everyone[0][2]
         iterator.begin_as(iteration, everyone[0][1], (number, count))
+
+    def shard_order(self, cursor: Cursor) -> Any:
+        iterator, node = cast(DatasetIterator, cursor), self.dataset.node
+        seeds = dict(zip(map(id, seeded(node)), iterator.seeds, strict=True))
+        for step in nodes(node):
+            if not isinstance(step, Sliced) or step.step == 1:
+                continue
+            if shuffles := [one for one in seeded(step.parent) if isinstance(one, Shuffled)]:
+                varies = any(one.varies for one in shuffles)
+                order = [[seeds[id(one)] for one in shuffles], iterator.iteration if varies else 0]
+                return {"data": [step.step, digest_of(step.parent)], "index": step.start, "order": order}
+        return None
 
     def as_of_now(self, cursor: Cursor, state: Any) -> Any:
         known = isinstance(state, dict)  # otherwise restored from data without positions
