@@ -22,6 +22,7 @@ from mirrored.checkpoint.leaves import Leaf, VariableLeaf
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
 from mirrored.checkpoint.objects import NEWEST, Part, root_parts
+from mirrored.checkpoint.overlaps import manifest_of
 from mirrored.checkpoint.places import Attribute, Place, Root, refuse_private
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.series_lock import SeriesLock, claim, withdrawn_on_failure
@@ -270,7 +271,7 @@ class Checkpoint:
             with assignment_lock(), tracing, lock:
                 graph = self.graph_to_save("Checkpoint.save")
                 leaves = {name: leaf.read() for name, leaf in graph.leaves.items()}
-        manifest = Manifest(leaves, graph.aliases, graph.groups, step)
+        manifest = manifest_of(graph, leaves, step)
         manifest = with_all_positions(manifest, graph.leaves, self._unequal, "Checkpoint.save")
         return self.with_pending_values(manifest, graph)
 

@@ -44,8 +44,9 @@ from mirrored.checkpoint.objects import (
 )
 from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.optimizer_state import RateLeaf, optimizer_parts, unbuilt_rate
-from mirrored.checkpoint.places import Root
+from mirrored.checkpoint.places import Place, Root
 from mirrored.checkpoint.saved_numbers import is_number
+from mirrored.checkpoint.zones import Zone, zone_of
 from mirrored.errors import ArgumentError
 from mirrored.variables import Variable
 
@@ -73,6 +74,8 @@ class Graph:
         recent: The state that checkpoints of earlier versions do not have: ``{name: since which version}``.
         shared: The names of the state that optimizers keep once for a group of variables.
         holders: The names of the objects around each number, outermost first.
+        alias_places: Where the paths in `aliases` are stored, for those of objects other than slots.
+        empty: The names of the dicts, lists and deques without items.
     """
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
@@ -90,6 +93,8 @@ class Graph:
     recent: dict[str, int] = dataclasses.field(default_factory=dict)
     shared: set[str] = dataclasses.field(default_factory=set)
     holders: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    alias_places: dict[str, Place] = dataclasses.field(default_factory=dict)
+    empty: list[str] = dataclasses.field(default_factory=list)
 
     def refuse_unsaved(self, called: str) -> None:
         """Raises an error if the state includes a single replica's copy of a variable, or if an array cannot be saved.
@@ -135,36 +140,6 @@ class Graph:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Zone:
-    """Traversal context that decides whether a plain number is state, which a checkpoint saves, or configuration.
-
-    Numbers are state as parts of the checkpoint itself, in dicts, lists and tuples of it, and as attributes of objects
-    that hold no variables. `holders` are the names of the objects around a number, outermost first; if any of them
-    holds variables, the number is configuration, as that of a model. A checkpoint that is a part is no such object:
-    `is_inner` is inside of one.
-
-    Arrays in the arguments of a `functools.partial`, and in tuples there, are constants. Objects in attributes of Keras
-    layers and of optimizers have `only_variables`.
-
-    `unshared` are the ids of the innermost objects around that may be visited more than once, as tuples and frozen
-    dataclasses may. `since` is the version of the newest part around.
-    """
-
-    numbers: bool
-    holders: tuple[str, ...] = ()
-    is_constant: bool = False
-    only_variables: bool = False
-    is_inner: bool = False
-    unshared: tuple[int, ...] = ()
-    since: int = 0
-
-
-def _zone_of(part: Part, zone: _Zone) -> _Zone:
-    inside = _Zone(numbers=False, only_variables=True, unshared=zone.unshared) if part.only_variables else zone
-    return dataclasses.replace(inside, since=max(zone.since, part.since)) if part.since else zone
-
-
 def paths_to(name: str, others: Mapping[str, list[str]]) -> Iterator[str]:
     """Yields all attribute paths to a value, including paths through aliases of the enclosing objects.
 
@@ -203,11 +178,11 @@ class _Walk:
         self.graph = Graph()
         self._outside = outside
         self._names = self.graph.names
-        self._queue: deque[tuple[Part, _Zone]] = deque((part, _Zone(numbers=True)) for part in parts)
-        self._queue.extend((part, _zone_of(part, _Zone(numbers=False))) for part in of_root)
-        self._late: deque[tuple[Part, _Zone]] = deque()  # partials: what is in other objects too has its name there
+        self._queue: deque[tuple[Part, Zone]] = deque((part, Zone(numbers=True)) for part in parts)
+        self._queue.extend((part, zone_of(part, Zone(numbers=False))) for part in of_root)
+        self._late: deque[tuple[Part, Zone]] = deque()  # partials: what is in other objects too has its name there
         self._sets: list[Part] = []
-        self._recent: deque[tuple[Part, _Zone]] = deque()
+        self._recent: deque[tuple[Part, Zone]] = deque()
         self._is_in_recent, self._since, self._since_of = False, 0, dict[str, int]()  # the last: of optimizers
         self._visit_all()
         self._add_all_slots()
@@ -234,7 +209,7 @@ class _Walk:
             if name not in self.graph.groups:
                 self._add_slots(name, optimizer)
 
-    def _visit(self, part: Part, zone: _Zone) -> None:
+    def _visit(self, part: Part, zone: Zone) -> None:
         name, value = part.name, part.value
         if part.since and not self._is_in_recent:
             self._recent.append((part, zone))
@@ -248,6 +223,7 @@ class _Walk:
         if (zone.is_constant or zone.only_variables) and isinstance(value, (np.ndarray, jax.Array)):
             return
         if self._is_known(name, value):
+            self.graph.alias_places[name] = part.place
             return
         if isinstance(value, functools.partial):
             self._late.append((part, zone))
@@ -261,16 +237,18 @@ class _Walk:
             self.graph.unsaved[name] = value
         self._visit_parts(part, zone)
 
-    def _visit_number(self, part: Part, zone: _Zone) -> None:
+    def _visit_number(self, part: Part, zone: Zone) -> None:
         if zone.numbers:
             self._since = zone.since or (NEWEST + 1 if zone.is_inner else 0)  # older versions saved some of these
             self._add(part.name, NumberLeaf(part.place, is_nested=len(zone.holders) > 1))
             self.graph.holders[part.name] = zone.holders
 
-    def _visit_parts(self, part: Part, zone: _Zone) -> None:
+    def _visit_parts(self, part: Part, zone: Zone) -> None:
         name, value = part.name, part.value
         if type(value) in (list, deque):
             self.graph.lists[name] = value
+        if is_container(value) and is_shareable(value) and not value:
+            self.graph.empty.append(name)
         unshared = () if is_shareable(value) else (*zone.unshared, id(value))
         if id(value) in zone.unshared:  # a cycle of such objects
             return
@@ -278,14 +256,14 @@ class _Walk:
         inner = self._zone_inside(name, value, zone)
         of_attributes = self._zone_of_attributes(name, value, zone)
         if of_keras is not None:
-            inner = _Zone(numbers=False, only_variables=zone.only_variables)
+            inner = Zone(numbers=False, only_variables=zone.only_variables)
         inner = dataclasses.replace(inner, unshared=unshared, since=zone.since)
         of_attributes = dataclasses.replace(of_attributes, unshared=unshared, since=zone.since)
         for one in parts_of(value, part.place) if of_keras is None else of_keras:
             has_former = part.former is not None or one.former is not None
             former = f"{part.former or name}/{one.former or one.name}" if has_former else None
             named = dataclasses.replace(one, name=f"{name}/{one.name}", former=former)
-            self._queue.append((named, _zone_of(one, of_attributes if one.since else inner)))
+            self._queue.append((named, zone_of(one, of_attributes if one.since else inner)))
 
     def _visit_set(self, part: Part, items: set[Any] | frozenset[Any]) -> None:
         """Schedules the items of a Python `set` for a later walk over the items of all sets."""
@@ -299,9 +277,9 @@ class _Walk:
         open_kinds = {k for k, one in one_by_kind.items() if is_open(one) or isinstance(one, functools.partial)}
         inside = {str(number): one for number, one in enumerate(items) if type(one) in open_kinds}
         for number, one in inside.items():
-            self._queue.append((Part(f"{part.name}/{number}", one, Root(inside, number)), _Zone(numbers=False)))
+            self._queue.append((Part(f"{part.name}/{number}", one, Root(inside, number)), Zone(numbers=False)))
 
-    def _visit_optimizer(self, part: Part, zone: _Zone) -> bool:
+    def _visit_optimizer(self, part: Part, zone: Zone) -> bool:
         """Adds an optimizer and its scalars, but not its slots, to the graph; returns False for other objects."""
         given = keras_slots(part.value) or part.value
         if not has_slots(given):
@@ -314,10 +292,10 @@ class _Walk:
         if rate is not None:
             self._add(f"{part.name}/learning_rate", RateLeaf(rate))
         for one in optimizer_parts(given, part.place):
-            self._recent.append((dataclasses.replace(one, name=f"{part.name}/{one.name}"), _zone_of(one, zone)))
+            self._recent.append((dataclasses.replace(one, name=f"{part.name}/{one.name}"), zone_of(one, zone)))
         return True
 
-    def _visit_leaf(self, part: Part, zone: _Zone) -> bool:
+    def _visit_leaf(self, part: Part, zone: Zone) -> bool:
         leaf = keras_leaf(part.value) or leaf_of(part.value, part.place)
         if isinstance(part.value, Tracer):
             self.graph.traced.append(part.name)
@@ -329,7 +307,7 @@ class _Walk:
         if known is not None and leaf.owner != id(part.value):  # a Keras variable over a variable that has a name
             self._names[id(part.value)] = known
             if known != part.name:
-                self.graph.aliases[part.name] = known
+                self.graph.aliases[part.name], self.graph.alias_places[part.name] = known, part.place
             return True
         if has_random_state(part.value):
             self._since = zone.since or SINCE_RANDOM
@@ -339,19 +317,19 @@ class _Walk:
             self._names.setdefault(id(leaf.variable), part.name)
         return True
 
-    def _zone_inside(self, name: str, value: object, zone: _Zone) -> _Zone:
+    def _zone_inside(self, name: str, value: object, zone: Zone) -> Zone:
         if is_container(value):
             return zone if isinstance(value, tuple) else dataclasses.replace(zone, is_constant=False)
         if isinstance(value, functools.partial):
-            return _Zone(numbers=False, is_constant=True, only_variables=zone.only_variables)
+            return Zone(numbers=False, is_constant=True, only_variables=zone.only_variables)
         return self._zone_of_attributes(name, value, zone)
 
-    def _zone_of_attributes(self, name: str, value: object, zone: _Zone) -> _Zone:
+    def _zone_of_attributes(self, name: str, value: object, zone: Zone) -> Zone:
         if zone.numbers and not zone.holders and has_checkpoint_parts(value):
             return dataclasses.replace(zone, is_constant=False, is_inner=True)
         holds = zone.numbers and is_open(value) and not is_node(value)
         holders = (*zone.holders, name) if holds else ()
-        return _Zone(numbers=holds, holders=holders, only_variables=zone.only_variables, is_inner=zone.is_inner)
+        return Zone(numbers=holds, holders=holders, only_variables=zone.only_variables, is_inner=zone.is_inner)
 
     def _is_known(self, name: str, value: object) -> bool:
         """Records the path `name` as the name or an alias of `value`; returns whether `value` already had a name."""

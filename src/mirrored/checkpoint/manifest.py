@@ -43,6 +43,8 @@ class Manifest:
         files: The checksum of every file below ``arrays/``.
         carried: Names that the program did not have when it was saved: it had restored them from an earlier checkpoint
             and was still waiting for the objects that they belong to.
+        overlaps: The names of NumPy arrays in common memory, by memory; None in checkpoints of earlier versions.
+        empty: The names of dicts and lists that had no items.
 
     Example:
         >>> import tempfile
@@ -63,6 +65,8 @@ class Manifest:
     order: int = dataclasses.field(default_factory=time.time_ns)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
     carried: list[str] = dataclasses.field(default_factory=list)
+    overlaps: list[list[str]] | None = None
+    empty: list[str] = dataclasses.field(default_factory=list)
 
     def write(self, directory: Path) -> None:
         """Writes the manifest to the file ``mirrored.json``, with the checksums of the array files in `directory`."""

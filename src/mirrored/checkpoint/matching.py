@@ -38,6 +38,26 @@ class Misfit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Conflict:
+    """An object that is one object in the program, and that the checkpoint has several times, with separate values.
+
+    Attributes:
+        name: A path of the object in the program.
+        other: Another path of it, whose value it gets.
+        source: The name in the checkpoint of what is under the first path.
+        is_position: Whether it is an iterator or random generator, of which both paths have names.
+    """
+
+    name: str
+    other: str
+    source: str
+    is_position: bool
+
+    def __str__(self) -> str:
+        return f"{self.name}  is the same object as {self.other}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Match:
     """The result of comparing a checkpoint's names with the program's: common names, and names on one side only.
 
@@ -49,6 +69,7 @@ class Match:
         saved: All state in the checkpoint.
         here: The outlines of all state in the program.
         regrouped: Variables that share optimizer state only in the program, or only in the checkpoint.
+        conflicts: The objects that are shared in the program, and separate in the checkpoint.
     """
 
     pairs: dict[str, tuple[str, Leaf]]
@@ -58,11 +79,12 @@ class Match:
     saved: dict[str, Saved]
     here: dict[str, Saved]
     regrouped: tuple[Regrouped, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
 
     @property
     def is_complete(self) -> bool:
         """Whether the checkpoint and the program have the same names, with equal kinds, shapes and dtypes."""
-        return not (self.missing or self.unexpected or self.misfits)
+        return not (self.missing or self.unexpected or self.misfits or self.conflicts)
 
     def report(self) -> str:
         """Returns a text that says how many names match, and lists the names that do not."""
@@ -71,6 +93,8 @@ class Match:
         lines += _section("with a different shape, dtype or kind", [_misfit_line(one) for one in self.misfits])
         lines += _section("missing in the checkpoint", [self._missing_line(name) for name in self.missing])
         lines += _section("unexpected in the checkpoint", [f"{name}  {self.saved[name]}" for name in self.unexpected])
+        shared = "shared in the program, but separate in the checkpoint"
+        lines += _section(shared, [str(one) for one in self.conflicts])
         return "\n".join([*lines, *self._rename_hint_lines()])
 
     def _missing_line(self, name: str) -> str:

@@ -23,6 +23,7 @@ from mirrored.checkpoint.json_state import decode, encode
 from mirrored.checkpoint.leaves import Leaf, Undo, VariableLeaf, from_components, shape_of
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import COUNTER
+from mirrored.checkpoint.overlaps import manifest_of
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
 from mirrored.checkpoint.saved import Saved
 from mirrored.collectives.stacked import whole_stacked
@@ -162,7 +163,7 @@ def begin_snapshot(checkpoint: Checkpoint) -> Pending:
                 for number, variable in enumerate(state.variables()):
                     of_variable = f"{_OF_PROCESS}{name}/{number}"
                     leaves[of_variable], arrays[of_variable] = _reference(variable)
-    return Pending(checkpoint.with_pending_values(Manifest(leaves, graph.aliases, graph.groups, None), graph), arrays)
+    return Pending(checkpoint.with_pending_values(manifest_of(graph, leaves), graph), arrays)
 
 
 def refuse_late_state(checkpoint: Checkpoint) -> None:
@@ -222,6 +223,7 @@ def restore_snapshot(checkpoint: Checkpoint, manifest: Manifest) -> None:
 
 class _FromMemory(Restoration):
     _on_all_workers = False  # workers that have lived through a failure do not restore
+    _refuses_conflicts = True  # the state after it must be that of an undisturbed run
 
     def __init__(self, manifest: Manifest, look: Callable[[], Any]) -> None:
         super().__init__(_PLACE, manifest, look)

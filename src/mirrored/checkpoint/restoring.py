@@ -12,21 +12,21 @@ from typing import ClassVar, TypeVar
 from mirrored._blocks import contextmanager
 from mirrored._jax.traces import eager
 from mirrored.checkpoint.array_files import marks_of_files, read_leaves, verify_files
-from mirrored.checkpoint.graph import SLOTS, Graph
+from mirrored.checkpoint.graph import Graph
 from mirrored.checkpoint.growing_lists import add_saved_numbers
-from mirrored.checkpoint.keras_slots import KerasSlots, check_slot_kinds
 from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf, Undo
 from mirrored.checkpoint.list_entries import RestartedLists
 from mirrored.checkpoint.manifest import Manifest
-from mirrored.checkpoint.matching import COUNTER, Match, match, resolve
+from mirrored.checkpoint.matching import COUNTER, Conflict, Match, match, resolve
+from mirrored.checkpoint.mismatches import check, check_conflicts, check_keras_slots, log_conflicts, superseded
 from mirrored.checkpoint.missing_slots import make_slots, optimizers_to_build
-from mirrored.checkpoint.objects import is_generated
-from mirrored.checkpoint.optimizer_state import RateLeaf
+from mirrored.checkpoint.overlaps import Overlaps
 from mirrored.checkpoint.saved import Saved
+from mirrored.checkpoint.separation import conflicts, log_copies, separate
 from mirrored.checkpoint.sharing import on_all_workers, own_position
-from mirrored.checkpoint.slot_groups import check_groups, log_unnamed, saved_path
+from mirrored.checkpoint.slot_groups import check_groups, log_unnamed
 from mirrored.collectives.host_allgather import skipping_comparisons
-from mirrored.errors import CheckpointError, CheckpointMismatchError, ContextError
+from mirrored.errors import CheckpointError, ContextError
 from mirrored.runtime.ambient import ambient, within
 from mirrored.variables.state_lock import together
 
@@ -66,6 +66,9 @@ class Restoration:
     _on_all_workers: ClassVar[bool] = True
     """Whether all workers restore together, from the same files."""
 
+    _refuses_conflicts: ClassVar[bool] = False
+    """Whether objects that are shared in the program only are an error even if the restore may be partial."""
+
     def __init__(self, directory: Path, manifest: Manifest, look: Callable[[], Graph]) -> None:
         self._directory, self._manifest, self._look = directory, manifest, look
         self._done: set[str] = set()
@@ -75,6 +78,7 @@ class Restoration:
         self._verified: object = None
         self._held: dict[str, Saved] = {}  # values not restored yet, read for a save
         self._is_readable = True
+        self._conflicts: list[Conflict] = []  # of which a warning was logged
 
     def match(self) -> Match:
         """Returns the result of comparing the checkpoint's names with the program's names.
@@ -86,8 +90,16 @@ class Restoration:
         kept = {name: pair for name, pair in found.pairs.items() if name in self._done}
         sources = tuple(found.pairs[name][0] for name in late)
         return dataclasses.replace(
-            found, pairs=kept, missing=(*found.missing, *late), unexpected=(*found.unexpected, *sources)
+            found,
+            pairs=kept,
+            missing=(*found.missing, *late),
+            unexpected=(*found.unexpected, *sources),
+            conflicts=tuple(self._conflicts),
         )
+
+    def _match(self, graph: Graph) -> Match:
+        found = match(graph, self._manifest)
+        return dataclasses.replace(found, conflicts=conflicts(graph, self._manifest, self._waiting()))
 
     def is_over(self) -> bool:
         """Returns whether every value in the checkpoint is restored, or superseded by a newer restore."""
@@ -95,7 +107,10 @@ class Restoration:
 
     def pending(self) -> tuple[Manifest, set[str]]:
         """Returns the checkpoint's manifest, and the names in it whose values are not restored yet."""
-        return self._manifest, self._manifest.leaves.keys() - self._used
+        return self._manifest, self._waiting()
+
+    def _waiting(self) -> set[str]:
+        return self._manifest.leaves.keys() - self._used
 
     def begin(self, called: str, *, strict: bool = False) -> None:
         """Restores all state that the program has now; `proceed` restores the rest when the program creates it.
@@ -110,12 +125,15 @@ class Restoration:
                 one side.
             DamagedCheckpointError: The files were changed or damaged after they were written.
         """
+        separated = separate(self._look, self._manifest, self._waiting())
         undo = add_saved_numbers(self._look, self._manifest)
         try:
             self._restore(called, lambda name, leaf: True, strict=strict, first=True)
         except BaseException:
             undo()
+            separated.undo()
             raise
+        log_copies(called, separated.copies)
 
     def cancel_superseded_by(self, newer: Restoration) -> None:
         """Makes this restore skip all existing state for which the later restore `newer` also has a value."""
@@ -145,11 +163,25 @@ class Restoration:
             CheckpointMismatchError: Kinds, shapes or dtypes differ.
             DamagedCheckpointError: The files were changed or damaged after they were written.
         """
-        new = self._new_names(wanted)
-        if new and (ambient().replica is not None or ambient().store is not None):
-            self._give_up(new)
-        elif new:
-            self._restore(called, wanted, strict=False, first=False)
+        if ambient().replica is not None or ambient().store is not None:
+            new = self._new_names(wanted)
+            if new:
+                self._give_up(new)
+            return bool(new)
+        separated = separate(self._look, self._manifest, self._waiting())
+        inside = tuple(f"{path}/" for path in separated.copies)
+
+        def wanted_too(name: str, leaf: Leaf) -> bool:
+            return wanted(name, leaf) or name.startswith(inside)
+
+        try:
+            new = self._new_names(wanted_too)
+            if new:
+                self._restore(called, wanted_too, strict=False, first=False)
+        except BaseException:
+            separated.undo()
+            raise
+        log_copies(called, separated.copies)
         return bool(new)
 
     def make_slots(self, called: str) -> None:
@@ -263,20 +295,26 @@ class Restoration:
         if self._agreed(called, "make slots for", lambda: make_slots(graph, found, self._manifest), first):
             # The new slots add names to the program, so both sides are matched again.
             graph = self._look()
-            before, found = found, self._relevant_mismatches(match(graph, self._manifest), graph, wanted)
+            before, found = found, self._relevant_mismatches(self._match(graph), graph, wanted)
             chosen |= found.pairs.keys() - before.pairs.keys()
-        todo = [found.pairs[name] for name in found.pairs if name in chosen]
+        todo = {name: pair for name, pair in found.pairs.items() if name in chosen}
+        overlaps = Overlaps(found.pairs, chosen, self._manifest)
         undos: list[Undo] = []
 
         def put() -> None:
-            _check_keras_slots(graph, found, self._manifest, self._directory, called)
+            check_keras_slots(graph, found, self._manifest, self._directory, called)
             expected = tuple(name for name in found.unexpected if name not in self._manifest.carried)
-            _check(dataclasses.replace(found, unexpected=expected), self._directory, called, strict=strict, first=first)
-            values = self._values([source for source, _ in todo])
+            check(dataclasses.replace(found, unexpected=expected), self._directory, called, strict=strict, first=first)
+            check_conflicts(found.conflicts, self._directory, called, refuses_all=self._refuses_conflicts)
+            values = self._values([source for source, _ in todo.values()])
             # All workers read the same files, so what they assign need not be compared.
             with outside_of_steps(called), skipping_comparisons():
-                own = [(leaf, own_position(values[source], source, called)) for source, leaf in todo]
+                own = [
+                    (overlaps.leaf_of(name, leaf), own_position(values[source], source, called))
+                    for name, (source, leaf) in todo.items()
+                ]
                 _put(own, self._put_one, undos)
+                overlaps.replace_overwritten(values, undos)
 
         try:
             self._agreed(called, "restore", put, first)
@@ -287,13 +325,16 @@ class Restoration:
             raise
         log_unnamed({name: leaf for name, (_, leaf) in found.pairs.items() if name in chosen}, self._directory)
         self._done |= chosen
-        self._used.update(source for source, _ in todo)
+        self._used.update(source for source, _ in todo.values())
+        log_conflicts(found.conflicts, self._directory, called)
+        self._used |= {name for one in found.conflicts for name in superseded(one, self._manifest)}
+        self._conflicts.extend(found.conflicts)
 
     def _checked(self, called: str, wanted: Callable[[str, Leaf], bool], *, first: bool) -> tuple[Graph, Match]:
         """Returns the program's state, and the result of comparing it with the checkpoint; checks the files, too."""
         graph = self._look()
-        found = self._relevant_mismatches(match(graph, self._manifest), graph, wanted)
-        _check(found, self._directory, called, strict=False, first=first)
+        found = self._relevant_mismatches(self._match(graph), graph, wanted)
+        check(found, self._directory, called, strict=False, first=first)
         check_groups(found.regrouped, self._directory, called)
         if not self._held:
             self._verify()
@@ -332,77 +373,6 @@ class Restoration:
         if mark != self._verified:
             verify_files(self._directory, self._manifest)
             self._verified = mark
-
-
-def _check(found: Match, directory: Path, called: str, *, strict: bool, first: bool) -> None:
-    certain = _without_rates(found)
-    here, there = certain.here.keys() - {COUNTER}, certain.saved.keys() - {COUNTER}
-    nothing = first and bool(here and there) and not certain.pairs.keys() - {COUNTER} and not found.misfits
-    if not (found.misfits or nothing or (strict and not found.is_complete)):
-        return
-    what = "has no name in common with the program" if nothing else "does not match the program"
-    raise CheckpointMismatchError(
-        called,
-        found=f"{directory} {what}; nothing was restored\n{(certain if nothing else found).report()}",
-        rule="state with the same name must have the same shape and dtype in the program and in the checkpoint"
-        + (", and both must have the same names" if strict else ""),
-        remedy="build the same objects under the same names as when it was saved"
-        + (", or restore only matching names with partial=True" if strict and not (found.misfits or nothing) else ""),
-    )
-
-
-def _without_rates(found: Match) -> Match:
-    """Returns a `Match` like `found`, without the learning rates of unbuilt optimizers.
-
-    Most programs have one under the same name, so it does not tell whether the checkpoint is one of this program.
-    """
-    rates = {name: source for name, (source, leaf) in found.pairs.items() if isinstance(leaf, RateLeaf)}
-    return dataclasses.replace(
-        found,
-        pairs={name: pair for name, pair in found.pairs.items() if name not in rates},
-        saved={source: one for source, one in found.saved.items() if source not in rates.values()},
-        here={name: one for name, one in found.here.items() if name not in rates},
-    )
-
-
-def _check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory: Path, called: str) -> None:
-    """Raises an error if a Keras optimizer and its saved state differ in the kinds of slots or the order of variables.
-
-    Its slots are saved by position, so each variable would get the slots of another one.
-    """
-    names = {source: name for name, (source, _) in found.pairs.items()}
-    others = graph.other_names()
-    for optimizer, groups in graph.groups.items():
-        if not isinstance(graph.optimizers.get(optimizer), KerasSlots):
-            continue
-        path = saved_path(optimizer, others, manifest)
-        prefixes = (f"{optimizer}/{SLOTS}/0/", f"{path}/{SLOTS}/0/")
-        check_slot_kinds(optimizer, prefixes, found.missing, found.unexpected, directory, called)
-        here = [name for group in groups for name in group]
-        saved = [name for group in manifest.groups.get(path, []) for name in group]
-        there = [names.get(name, name) for name in saved]
-        different = [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]
-        is_known = path == optimizer or all(name in names for name in saved)  # other names are those of other paths
-        if different and is_known and _proves_other_order(here, there, different):
-            raise CheckpointMismatchError(
-                called,
-                found=f"the optimizer {optimizer!r} was built with the variables {', '.join(here)} in this order, and "
-                f"in {directory} with {', '.join(there)}; nothing was restored",
-                rule="a Keras optimizer must have the same variables in the same order as when it was saved, because "
-                "its slots are saved by position",
-                remedy="build it in that order before it is used: optimizer.build([...])",
-            )
-
-
-def _proves_other_order(here: list[str], there: list[str], different: list[tuple[str, str]]) -> bool:
-    """Returns whether a difference in variable names proves a different order of variables rather than a renaming.
-
-    The name of a variable in no part of the checkpoint begins with a colon. Such names may differ between the program
-    that saved and this one. They prove a different order only if both programs have the same names, and Keras has
-    generated none of the different ones.
-    """
-    without_part = [name for pair in different for name in pair if name.startswith(":")]
-    return not without_part or (sorted(here) == sorted(there) and not any(map(is_generated, without_part)))
 
 
 def _put(todo: list[tuple[Leaf, Saved]], put_one: Callable[[Leaf, Saved], Undo], undos: list[Undo]) -> None:

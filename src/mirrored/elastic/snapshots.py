@@ -167,7 +167,7 @@ def packed(manifest: Manifest) -> tuple[str, list[np.ndarray[Any, Any]]]:
         components = None if saved.components is None else _described(saved.components, parts)
         described = [type(saved).__name__, saved.kind, list(saved.shape), saved.dtype, value, components]
         leaves[name] = [*described, saved.key, saved.array_type]
-    return json.dumps([leaves, manifest.aliases, manifest.groups]), parts
+    return json.dumps([leaves, manifest.aliases, manifest.groups, manifest.overlaps, manifest.empty]), parts
 
 
 def _described(value: object, parts: list[np.ndarray[Any, Any]]) -> list[Any]:
@@ -179,7 +179,7 @@ def _described(value: object, parts: list[np.ndarray[Any, Any]]) -> list[Any]:
 
 def unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
     """Converts a JSON description and bytes, as returned by `packed`, back to the snapshot."""
-    described, aliases, groups = json.loads(head)
+    described, aliases, groups, overlaps, empty = json.loads(head)
     leaves, at = {}, 0
 
     def array(own: str, full: list[int], size: int) -> np.ndarray[Any, Any]:
@@ -192,4 +192,4 @@ def unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
         if saved.is_array:
             saved = dataclasses.replace(saved, value=array(*value))
         leaves[name] = saved if components is None else dataclasses.replace(saved, components=array(*components))
-    return Manifest(leaves, aliases, groups)
+    return Manifest(leaves, aliases, groups, overlaps=overlaps, empty=empty)

@@ -1,0 +1,286 @@
+"""Gives each place its own container, where the program has one at several places and the checkpoint has several.
+
+A program that begins with ``Checkpoint(params=params, ema=params)`` has one dict at two places, and replaces it by two
+dicts in the first step. A restore at the beginning of the next run puts a copy of the dict at one of the places, so
+that each has its own values. Only containers of values are copied: dicts, lists, dataclasses and pytrees of arrays,
+numbers and further containers. Variables, modules, optimizers and iterators that are one object have one value;
+`conflicts` returns those of which the checkpoint has several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import logging
+from collections import UserDict, UserList, deque
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from mirrored.checkpoint.graph import Graph, paths_to
+from mirrored.checkpoint.leaves import GeneratorLeaf, PositionLeaf, Undo
+from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.matching import Conflict, paths_above, resolve
+from mirrored.checkpoint.objects import is_container, is_node, parts_of
+from mirrored.checkpoint.places import Attribute, Item, Place, Root, is_frozen
+from mirrored.checkpoint.saved_numbers import is_number
+from mirrored.variables import Variable
+
+_log: Final = logging.getLogger("mirrored.checkpoint")
+_PASSES: Final = 64  # of nested containers; each pass copies one level
+_WITH_IDENTITY: Final = ("mirrored", "keras", "tensorflow", "flax.nnx", "flax.linen")
+
+
+@dataclasses.dataclass(frozen=True)
+class Separated:
+    """The containers that `separate` has copied.
+
+    Attributes:
+        copies: The paths where a copy is, with the path where the original is.
+        undo: Puts the originals back.
+    """
+
+    copies: dict[str, str]
+    undo: Undo
+
+
+def separate(look: Callable[[], Graph], manifest: Manifest, waiting: set[str]) -> Separated:
+    """Puts copies of shared containers where the checkpoint has other ones.
+
+    Args:
+        look: Returns the state of the program.
+        manifest: The manifest of the checkpoint.
+        waiting: The names in the checkpoint that are not restored yet.
+    """
+    copies = _Copies()
+    for _ in range(_PASSES):
+        saved = _SavedPaths(look(), manifest, waiting)
+        if not any([copies.put(shared, saved.graph) for shared in saved.shared() if saved.is_separable(shared)]):
+            break
+    return Separated(copies.paths, copies.undo)
+
+
+class _Copies:
+    """The copies of shared containers.
+
+    The places of which the checkpoint has one container get one copy. So a copy of a container that contains itself
+    contains itself, too.
+
+    Attributes:
+        paths: As in `Separated`.
+    """
+
+    def __init__(self) -> None:
+        self.paths: dict[str, str] = {}
+        self._made: dict[tuple[int, str], Any] = {}
+        self._originals: list[Any] = []  # so that their ids are not used again
+        self._undos: list[Undo] = []
+        self._refused: set[str] = set()
+
+    def undo(self) -> None:
+        for one in reversed(self._undos):
+            one()
+
+    def put(self, shared: _Shared, graph: Graph) -> bool:
+        """Puts copies of a container at its places; returns whether that was possible at any of them."""
+        self._originals.append(shared.value)
+        before = len(self._undos)
+        for path, source in shared.others.items():
+            place, key = graph.alias_places[path], (id(shared.value), source)
+            if path in self._refused or place.get() is not shared.value:
+                continue
+            if key not in self._made:
+                self._made[key] = _copied(shared.value)
+            done = _put(place, self._made[key])
+            if done is None:
+                self._refused.add(path)
+            else:
+                self._undos.append(done)
+                self.paths[path] = shared.path
+        return len(self._undos) > before
+
+
+def log_copies(called: str, copies: Mapping[str, str]) -> None:
+    """Logs which parts of a checkpoint are copies now, because the program may still use the original.
+
+    Args:
+        called: The function that the user called.
+        copies: As in `Separated`.
+    """
+    for name, original in copies.items():
+        if "/" not in name:
+            _log.warning(
+                "%s: the program passes one object as %r and %r, of which the checkpoint has separate values; "
+                "checkpoint.%s is a copy with its own values now. Continue with that: %s = checkpoint.%s",
+                *(called, original, name, name, name, name),
+            )
+
+
+def conflicts(graph: Graph, manifest: Manifest, waiting: set[str]) -> tuple[Conflict, ...]:
+    """Returns the objects that are one object in the program and several in the checkpoint.
+
+    Args:
+        graph: The state of the program.
+        manifest: The manifest of the checkpoint.
+        waiting: The names in the checkpoint that are not restored yet.
+    """
+    found = [
+        Conflict(path, shared.path, source, is_position=False)
+        for shared in _SavedPaths(graph, manifest, waiting, needs_leaves=True).shared()
+        for path, source in shared.others.items()
+    ]
+    # Iterators and generators of libraries have a name for each of their paths.
+    first: dict[int, tuple[str, str]] = {}
+    others = graph.other_names()
+    for name, leaf in graph.leaves.items():
+        if not isinstance(leaf, (PositionLeaf, GeneratorLeaf)):
+            continue
+        sources = (resolve(path, manifest) for path in paths_to(name, others))
+        source = next((one for one in sources if one in waiting), None)
+        if source is None:
+            continue
+        other, saved = first.setdefault(leaf.owner, (name, source))
+        if manifest.leaves[saved].value != manifest.leaves[source].value:
+            found.append(Conflict(name, other, source, is_position=True))
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shared:
+    """An object that is at several places in the program, and of which the checkpoint has several.
+
+    Attributes:
+        value: The object; None for a variable behind one of Keras.
+        path: The place that keeps it.
+        source: The name in the checkpoint of what is at that place.
+        others: The names in the checkpoint of what is at the other places, by place.
+    """
+
+    value: Any
+    path: str
+    source: str
+    others: dict[str, str]
+
+
+class _SavedPaths:
+    """Finds what a checkpoint has for each place of an object.
+
+    Args:
+        graph: The state of the program.
+        manifest: The manifest of the checkpoint.
+        waiting: The names in the checkpoint that are not restored yet.
+        needs_leaves: Whether to leave out paths in the checkpoint without values of their own.
+    """
+
+    def __init__(self, graph: Graph, manifest: Manifest, waiting: set[str], *, needs_leaves: bool = False) -> None:
+        self.graph, self._manifest = graph, manifest
+        leaves = manifest.leaves.keys() - set(manifest.carried)
+        self._leaves = leaves | paths_above(leaves)
+        self._known = set(self._leaves)
+        if not needs_leaves:
+            self._known |= {*manifest.aliases, *paths_above(manifest.aliases), *manifest.empty}
+        left = leaves & waiting
+        self._waiting = self._known if waiting >= manifest.leaves.keys() else left | paths_above(left)
+        self._others = graph.other_names()
+
+    def shared(self) -> Iterator[_Shared]:
+        """Yields the objects at several places of which the checkpoint has several."""
+        paths: dict[str, list[str]] = {}
+        for path, name in self.graph.aliases.items():
+            if path in self.graph.alias_places:
+                paths.setdefault(name, []).append(path)
+        values = {self.graph.names[number]: value for number, value in self.graph.visited.items()} if paths else {}
+        for name, others in paths.items():
+            sources = {path: self._source(path, name) for path in (name, *others)}
+            known = [(path, source) for path, source in sources.items() if source is not None]
+            if len({source for _, source in known}) < 2:
+                continue
+            first, kept = known[0]
+            apart = {path: one for path, one in known if one != kept and one in self._waiting and path != name}
+            if apart:
+                yield _Shared(values.get(name), first, kept, apart)
+
+    def _source(self, path: str, name: str) -> str | None:
+        """Returns the checkpoint's path of the object at one path of the program, or None."""
+        of_others = {other: paths for other, paths in self._others.items() if other != name}
+        found = (resolve(one, self._manifest) for one in paths_to(path, of_others))
+        return next((one for one in found if one in self._known), None)
+
+    def is_separable(self, shared: _Shared) -> bool:
+        """Returns whether an object can be copied, because nothing in it would be shared by its copies wrongly."""
+        if shared.value is None:
+            return False
+        return all(self._is_separable(shared.value, shared.source, one, ()) for one in shared.others.values())
+
+    def _is_separable(self, value: Any, one: str, other: str, around: tuple[int, ...]) -> bool:
+        if id(value) in around or one == other or not {one, other} <= self._known:
+            return True
+        if value is None or is_number(value) or isinstance(value, (str, bytes, np.ndarray, jax.Array)):
+            return True
+        if not _is_of_values(value):
+            return not {one, other} <= self._leaves
+        return all(
+            self._is_separable(part.value, self._inside(one, part.name), self._inside(other, part.name), inside)
+            for inside in [(*around, id(value))]
+            for part in parts_of(value, Root({"value": value}, "value"))
+        )
+
+    def _inside(self, path: str, name: str) -> str:
+        return resolve(f"{path}/{name}", self._manifest)
+
+
+def _is_of_values(value: object) -> bool:
+    """Returns whether `value` is a container whose copy is as good as the original, if the same holds for its items."""
+    kind = type(value)
+    if isinstance(value, Variable) or any(_has_identity(one) for one in kind.__mro__[:-1]):
+        return False
+    if is_container(value) or isinstance(value, (SimpleNamespace, argparse.Namespace)):
+        return True
+    # A class with other bases is, for example, a module.
+    is_plain = all(map(dataclasses.is_dataclass, kind.__mro__[:-1]))
+    return is_plain or (is_node(value) and (is_frozen(value) or hasattr(value, "__dict__")))
+
+
+def _has_identity(kind: type) -> bool:
+    inside = f"{kind.__module__}."
+    if inside.startswith("flax.nnx.") and kind.__name__ == "State":
+        return False
+    return inside.startswith(tuple(f"{one}." for one in _WITH_IDENTITY))
+
+
+def _copied(value: Any) -> Any:
+    """Returns a shallow copy of a container: another one with the same items."""
+    if not isinstance(value, (dict, list, deque, UserDict, UserList)) and not dataclasses.is_dataclass(value):
+        if is_node(value):
+            items, structure = jax.tree.flatten(value, is_leaf=lambda one: one is not value)
+            return jax.tree.unflatten(structure, items)
+    made = copy.copy(value)
+    attributes = getattr(made, "__dict__", None)
+    if getattr(value, "__dict__", None) is value:  # a dict whose items are its attributes
+        made.__dict__ = made
+    elif isinstance(value, Mapping) and isinstance(attributes, dict) and not isinstance(value, (dict, UserDict)):
+        # The items of a mapping of the program's own class are in such an attribute.
+        attributes.update({name: copy.copy(one) for name, one in attributes.items() if type(one) in (dict, list)})
+    return made
+
+
+def _put(place: Place, value: object) -> Undo | None:
+    """Puts a value at a place; returns what undoes it, or None if the place cannot be set.
+
+    A tuple or frozen dataclass around the place is replaced by a copy; the undo puts the original back.
+    """
+    places = [place]
+    while isinstance(places[-1], (Attribute, Item)):
+        places.append(places[-1].parent)
+    before = [one.get() for one in places]
+    with contextlib.suppress(Exception):  # a property without a setter, or a container that cannot be changed
+        place.put(value)
+    changed = next((at for at in reversed(range(len(places))) if places[at].get() is not before[at]), None)
+    if changed is None or place.get() is before[0]:
+        return None
+    return lambda: places[changed].put(before[changed])
