@@ -44,7 +44,7 @@ from mirrored.checkpoint.objects import (
 )
 from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.optimizer_state import RateLeaf, optimizer_parts, unbuilt_rate
-from mirrored.checkpoint.places import Place, Root
+from mirrored.checkpoint.places import Place, Root, is_frozen
 from mirrored.checkpoint.saved_numbers import is_number
 from mirrored.checkpoint.zones import Zone, zone_of
 from mirrored.errors import ArgumentError
@@ -74,7 +74,9 @@ class Graph:
         recent: The state that checkpoints of earlier versions do not have: ``{name: since which version}``.
         shared: The names of the state that optimizers keep once for a group of variables.
         holders: The names of the objects around each number, outermost first.
-        alias_places: Where the paths in `aliases` are stored, for those of objects other than slots.
+        repeated: Other paths to dataclasses with an own ``__setattr__``, whose values have a name for each path.
+        places: Where the named objects are stored.
+        alias_places: Where the paths in `aliases` are, for those of objects other than slots, and those in `repeated`.
         empty: The names of the dicts, lists and deques without items.
     """
 
@@ -93,6 +95,8 @@ class Graph:
     recent: dict[str, int] = dataclasses.field(default_factory=dict)
     shared: set[str] = dataclasses.field(default_factory=set)
     holders: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    repeated: dict[str, str] = dataclasses.field(default_factory=dict)
+    places: dict[str, Place] = dataclasses.field(default_factory=dict)
     alias_places: dict[str, Place] = dataclasses.field(default_factory=dict)
     empty: list[str] = dataclasses.field(default_factory=list)
 
@@ -180,6 +184,7 @@ class _Walk:
         self._names = self.graph.names
         self._queue: deque[tuple[Part, Zone]] = deque((part, Zone(numbers=True)) for part in parts)
         self._queue.extend((part, zone_of(part, Zone(numbers=False))) for part in of_root)
+        self._changeable: dict[int, str] = {}
         self._late: deque[tuple[Part, Zone]] = deque()  # partials: what is in other objects too has its name there
         self._sets: list[Part] = []
         self._recent: deque[tuple[Part, Zone]] = deque()
@@ -225,6 +230,7 @@ class _Walk:
         if self._is_known(name, value):
             self.graph.alias_places[name] = part.place
             return
+        self._note_place(part)
         if isinstance(value, functools.partial):
             self._late.append((part, zone))
             return
@@ -345,6 +351,15 @@ class _Walk:
             return False
         self.graph.aliases[name] = known
         return True
+
+    def _note_place(self, part: Part) -> None:
+        """Records where an object is, and the other paths to a dataclass that can be changed and has no aliases."""
+        if self._names.get(id(part.value)) == part.name:
+            self.graph.places[part.name] = part.place
+        elif is_frozen(part.value) and not type(part.value).__dataclass_params__.frozen:
+            first = self._changeable.setdefault(id(part.value), part.name)
+            if first != part.name:
+                self.graph.repeated[part.name], self.graph.alias_places[part.name] = first, part.place
 
     def _add(self, name: str, leaf: Leaf) -> None:
         if name in self.graph.leaves and self._outside is None:

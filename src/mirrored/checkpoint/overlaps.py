@@ -28,7 +28,8 @@ def manifest_of(graph: Graph, leaves: dict[str, Saved], step: int | None = None)
         step: The step given to `CheckpointManager.save`, if any.
     """
     overlaps = [[*group] for group in _overlapping(graph.leaves)]
-    return Manifest(leaves, graph.aliases, graph.groups, step, overlaps=overlaps, empty=list(graph.empty))
+    aliases = {**graph.aliases, **graph.repeated}
+    return Manifest(leaves, aliases, graph.groups, step, overlaps=overlaps, empty=list(graph.empty))
 
 
 def _overlapping(leaves: Mapping[str, Leaf]) -> list[dict[str, np.ndarray[Any, Any]]]:

@@ -22,7 +22,7 @@ from mirrored.checkpoint.mismatches import check, check_conflicts, check_keras_s
 from mirrored.checkpoint.missing_slots import make_slots, optimizers_to_build
 from mirrored.checkpoint.overlaps import Overlaps
 from mirrored.checkpoint.saved import Saved
-from mirrored.checkpoint.separation import conflicts, log_copies, separate
+from mirrored.checkpoint.separation import conflicts, follow_replaced, log_copies, separate
 from mirrored.checkpoint.sharing import on_all_workers, own_position
 from mirrored.checkpoint.slot_groups import check_groups, log_unnamed
 from mirrored.collectives.host_allgather import skipping_comparisons
@@ -315,6 +315,7 @@ class Restoration:
                 ]
                 _put(own, self._put_one, undos)
                 overlaps.replace_overwritten(values, undos)
+                follow_replaced(graph, undos)
 
         try:
             self._agreed(called, "restore", put, first)

@@ -29,11 +29,10 @@ from mirrored.checkpoint.matching import Conflict, paths_above, resolve
 from mirrored.checkpoint.objects import is_container, is_node, parts_of
 from mirrored.checkpoint.places import Attribute, Item, Place, Root, is_frozen
 from mirrored.checkpoint.saved_numbers import is_number
-from mirrored.variables import Variable
 
 _log: Final = logging.getLogger("mirrored.checkpoint")
 _PASSES: Final = 64  # of nested containers; each pass copies one level
-_WITH_IDENTITY: Final = ("mirrored", "keras", "tensorflow", "flax.nnx", "flax.linen")
+_WITH_IDENTITY: Final = ("mirrored.", "keras.", "tensorflow.", "flax.nnx.", "flax.linen.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +104,33 @@ class _Copies:
         return len(self._undos) > before
 
 
+def follow_replaced(graph: Graph, undos: list[Undo]) -> None:
+    """Puts the objects that a restore has put in place of shared immutable ones at the other places of these, too.
+
+    An immutable mapping or object gets values by being replaced, at its first place.
+
+    Args:
+        graph: The state of the program before the restore.
+        undos: The functions that undo the restore, to which this adds.
+    """
+    originals = {graph.names[number]: value for number, value in graph.visited.items()} if graph.alias_places else {}
+    for _ in range(_PASSES):
+        before = len(undos)
+        for path, place in graph.alias_places.items():
+            name = graph.aliases.get(path)
+            if name not in originals or name not in graph.places:
+                continue
+            try:
+                now, other = graph.places[name].get(), place.get()
+            except (AttributeError, LookupError):  # a place in an object that code of the program has replaced
+                continue
+            if now is not originals[name] and other is originals[name]:
+                done = _put(place, now)
+                undos.extend([] if done is None else [done])
+        if len(undos) == before:
+            return
+
+
 def log_copies(called: str, copies: Mapping[str, str]) -> None:
     """Logs which parts of a checkpoint are copies now, because the program may still use the original.
 
@@ -155,7 +181,7 @@ class _Shared:
     """An object that is at several places in the program, and of which the checkpoint has several.
 
     Attributes:
-        value: The object; None for a variable behind one of Keras.
+        value: The object.
         path: The place that keeps it.
         source: The name in the checkpoint of what is at that place.
         others: The names in the checkpoint of what is at the other places, by place.
@@ -187,14 +213,14 @@ class _SavedPaths:
         left = leaves & waiting
         self._waiting = self._known if waiting >= manifest.leaves.keys() else left | paths_above(left)
         self._others = graph.other_names()
+        self._aliases = graph.aliases if needs_leaves else {**graph.aliases, **graph.repeated}
 
     def shared(self) -> Iterator[_Shared]:
         """Yields the objects at several places of which the checkpoint has several."""
         paths: dict[str, list[str]] = {}
-        for path, name in self.graph.aliases.items():
+        for path, name in self._aliases.items():
             if path in self.graph.alias_places:
                 paths.setdefault(name, []).append(path)
-        values = {self.graph.names[number]: value for number, value in self.graph.visited.items()} if paths else {}
         for name, others in paths.items():
             sources = {path: self._source(path, name) for path in (name, *others)}
             known = [(path, source) for path, source in sources.items() if source is not None]
@@ -203,7 +229,7 @@ class _SavedPaths:
             first, kept = known[0]
             apart = {path: one for path, one in known if one != kept and one in self._waiting and path != name}
             if apart:
-                yield _Shared(values.get(name), first, kept, apart)
+                yield _Shared(self.graph.alias_places[others[0]].get(), first, kept, apart)
 
     def _source(self, path: str, name: str) -> str | None:
         """Returns the checkpoint's path of the object at one path of the program, or None."""
@@ -213,20 +239,24 @@ class _SavedPaths:
 
     def is_separable(self, shared: _Shared) -> bool:
         """Returns whether an object can be copied, because nothing in it would be shared by its copies wrongly."""
-        if shared.value is None:
-            return False
-        return all(self._is_separable(shared.value, shared.source, one, ()) for one in shared.others.values())
+        holders = [self.graph.alias_places[path].holder() for path in shared.others if path != shared.path]
+        return all(
+            self._is_separable(shared.value, shared.source, one, (holder,))
+            for holder in holders
+            for one in shared.others.values()
+        )
 
-    def _is_separable(self, value: Any, one: str, other: str, around: tuple[int, ...]) -> bool:
-        if id(value) in around or one == other or not {one, other} <= self._known:
+    def _is_separable(self, value: Any, one: str, other: str, around: tuple[Any, ...]) -> bool:
+        """Returns whether a copy of `value` is as good as the original; `around` are the objects around it."""
+        if one == other or not {one, other} <= self._known or any(value is holder for holder in around[1:]):
             return True
         if value is None or is_number(value) or isinstance(value, (str, bytes, np.ndarray, jax.Array)):
             return True
-        if not _is_of_values(value):
+        if not _is_of_values(value, around[-1]):
             return not {one, other} <= self._leaves
         return all(
             self._is_separable(part.value, self._inside(one, part.name), self._inside(other, part.name), inside)
-            for inside in [(*around, id(value))]
+            for inside in [(*around, value)]
             for part in parts_of(value, Root({"value": value}, "value"))
         )
 
@@ -234,10 +264,17 @@ class _SavedPaths:
         return resolve(f"{path}/{name}", self._manifest)
 
 
-def _is_of_values(value: object) -> bool:
-    """Returns whether `value` is a container whose copy is as good as the original, if the same holds for its items."""
+def _is_of_values(value: object, holder: object) -> bool:
+    """Returns whether `value` is a container whose copy is as good as the original, if the same holds for its items.
+
+    Args:
+        value: The object.
+        holder: The object in which it is.
+    """
     kind = type(value)
-    if isinstance(value, Variable) or any(_has_identity(one) for one in kind.__mro__[:-1]):
+    if _is_of_nnx(value, "State") or (_is_of_nnx(value, "Variable") and _is_of_nnx(holder, "State")):
+        return True
+    if any(f"{one.__module__}.".startswith(_WITH_IDENTITY) for one in kind.__mro__):
         return False
     if is_container(value) or isinstance(value, (SimpleNamespace, argparse.Namespace)):
         return True
@@ -246,11 +283,8 @@ def _is_of_values(value: object) -> bool:
     return is_plain or (is_node(value) and (is_frozen(value) or hasattr(value, "__dict__")))
 
 
-def _has_identity(kind: type) -> bool:
-    inside = f"{kind.__module__}."
-    if inside.startswith("flax.nnx.") and kind.__name__ == "State":
-        return False
-    return inside.startswith(tuple(f"{one}." for one in _WITH_IDENTITY))
+def _is_of_nnx(value: object, name: str) -> bool:
+    return any(one.__name__ == name and f"{one.__module__}.".startswith("flax.nnx.") for one in type(value).__mro__)
 
 
 def _copied(value: Any) -> Any:
