@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from mirrored._typing import Leaf, Operand, PyTree
 from mirrored.tf._autograph.changes import recording, write_all
+from mirrored.tf._autograph.closures import isolated
 from mirrored.tf._autograph.effects import tracing
 from mirrored.tf._autograph.exceptions import controlled
 from mirrored.tf._autograph.places import Place
@@ -47,6 +48,7 @@ def if_stmt(
     symbol_names: Sequence[str],
     nouts: int,
     rescued: Sequence[str] = (),
+    own: Sequence[str] = (),
 ) -> None:
     """Executes an `if` statement of code that AutoGraph has converted; the condition may be a traced tensor.
 
@@ -58,8 +60,9 @@ def if_stmt(
         set_state: Sets their values.
         symbol_names: The names.
         nouts: How many of the names are used afterwards.
-        rescued: Those of them that are used only after an exception or by a lambda. They need not have a value that
+        rescued: Those of them that are used only after an exception or by a closure. They need not have a value that
             fits one program.
+        own: Other names that only closures in the branches use.
 
     Raises:
         InvalidArgumentError: The condition is known only at run time, and the branches give a name values that do
@@ -71,6 +74,7 @@ def if_stmt(
         return
     before = get_state()
     names = symbol_names[:nouts]
+    body, orelse = isolated(body, own), isolated(orelse, own)
     with controlled():
         first, values = _traced(body, before, get_state, set_state, names)
         second, other_values = _traced(orelse, before, get_state, set_state, names, list(values))

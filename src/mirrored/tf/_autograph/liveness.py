@@ -1,27 +1,30 @@
-"""AutoGraph's pass for `if`, `while` and `for`, with names read after exceptions, in lambdas and generator expressions.
+"""AutoGraph's pass for `if`, `while` and `for`, with names that are read after exceptions, and by closures.
 
 The pass makes a name part of the state of a branch or a loop if later code reads the name. Malt's analysis assumes
 that no statement raises an exception: in a `try`, a name that a later statement assigns again would not be part of the
 state, and an `except` clause would read its value from before the branch. It also assumes that a lambda function is
-called, and a generator expression is consumed, only where it is created. Source: malt's `converters.control_flow`.
+called, and a generator expression is consumed, only where it is created, and it knows neither the names that a nested
+function declares nonlocal nor those that the methods of a class read. Source: malt's `converters.control_flow`.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from malt.converters import control_flow
-from malt.pyct import anno, cfg, qual_names
-from malt.pyct.static_analysis import activity, annos, liveness, reaching_definitions, reaching_fndefs
+from malt.pyct import anno, cfg, qual_names, templates
+from malt.pyct.static_analysis import activity, liveness, reaching_definitions, reaching_fndefs
 
-from mirrored.tf._autograph.syntax import within
+from mirrored.tf._autograph.closures import Closures
 
 # The names that are read if no statement raises an exception.
 _OUT: Final = "names read after it"
 _IN: Final = "names read in it or after it"
 _PLAIN: Final = {anno.Static.LIVE_VARS_OUT: _OUT, anno.Static.LIVE_VARS_IN: _IN}
+_OWN: Final = "names that closures in it read"
+_ASSIGNED: Final = "names that closures of the function assign"
 
 
 def transform(node: ast.AST, context: Any) -> Any:
@@ -36,27 +39,44 @@ def transform(node: ast.AST, context: Any) -> Any:
 
 
 class _Transformer(control_flow.ControlFlowTransformer):  # type: ignore[misc]
-    """Replaces statements; gives each operator the names that are read only after an exception, or by a lambda.
+    """Replaces statements; gives each operator the names that are read only after an exception, or by a closure.
 
-    Generator expressions count as lambdas.
+    Names that only closures in the statement read are no part of its state. Its branches or its body assign the
+    variable of the function, which the closures read after the statement, too. Traced ones get a variable of their own.
     """
 
     _rescued: Sequence[str] = ()
+    _own: Sequence[Any] = ()
+    _unbound: dict[Any, None]  # names that closures may assign before the function does
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        outer, self._unbound = getattr(self, "_unbound", {}), {}
+        super().visit_FunctionDef(node)
+        for name in self._unbound:
+            text = ast.Constant(str(name))
+            node.body[-1:] = [*templates.replace("var = ag__.Undefined(text)", var=name, text=text), node.body[-1]]
+        self._unbound = outer
+        return node
 
     def visit_If(self, node: ast.If) -> Any:
-        return self._with_rescued(super().visit_If(node))
+        return self._with_names(super().visit_If(node))
 
     def visit_While(self, node: ast.While) -> Any:
-        return self._with_rescued(super().visit_While(node))
+        return self._with_names(super().visit_While(node))
 
     def visit_For(self, node: ast.For) -> Any:
-        return self._with_rescued(super().visit_For(node))
+        return self._with_names(super().visit_For(node))
 
-    def _with_rescued(self, nodes: list[Any]) -> list[Any]:
-        if self._rescued:
-            names = ast.Tuple([ast.Constant(name) for name in self._rescued], ast.Load())
-            nodes[-1].value.keywords.append(ast.keyword("rescued", names))
+    def _with_names(self, nodes: list[Any]) -> list[Any]:
+        for argument, names in (("rescued", self._rescued), ("own", self._own)):
+            if names:
+                given = ast.Tuple([ast.Constant(str(name)) for name in names], ast.Load())
+                nodes[-1].value.keywords.append(ast.keyword(argument, given))
         return nodes
+
+    def _create_nonlocal_declarations(self, vars_: Iterable[Any]) -> list[Any]:
+        declarations: list[Any] = super()._create_nonlocal_declarations([*vars_, *self._own])
+        return declarations
 
     def _get_block_vars(self, node: ast.stmt, modified: Any) -> Any:
         whole = {key: anno.getanno(node, key) for key in _PLAIN}
@@ -69,7 +89,10 @@ class _Transformer(control_flow.ControlFlowTransformer):  # type: ignore[misc]
         is_if = isinstance(node, ast.If)  # of which other names are inputs only
         before, after = (names[:count], all_names[:all_count]) if is_if else (names, all_names)
         self._rescued = [str(name) for name in after if name not in before]
-        return all_names, undefined, all_count
+        self._own = sorted(modified & anno.getanno(node, _OWN) - set(all_names))
+        assigned = anno.getanno(node, _ASSIGNED)
+        self._unbound.update((name, None) for name in undefined if name in assigned)
+        return all_names, tuple(name for name in undefined if name not in assigned), all_count
 
 
 class _Exits:
@@ -142,11 +165,12 @@ def _first(node: Any) -> Any:
 
 
 class _Analyzer(liveness.Analyzer):  # type: ignore[misc]
-    """Determines which names are read later, also after exceptions."""
+    """Determines which names are read later, also after exceptions, and by closures that are created later."""
 
-    def __init__(self, graph: Any, exits: _Exits) -> None:
+    def __init__(self, graph: Any, exits: _Exits, closures: Closures) -> None:
         super().__init__(graph, True)
         self._exits = exits
+        self._closures = closures
         for node, targets in exits.targets.items():
             for target in targets:
                 target.prev.add(node)  # the node is visited again when more names are found for the target
@@ -154,6 +178,9 @@ class _Analyzer(liveness.Analyzer):  # type: ignore[misc]
     def visit_node(self, node: Any) -> bool:
         before = self.in_[node]
         super().visit_node(node)
+        scope = anno.getanno(node.ast_node, anno.Static.SCOPE, None)
+        assigned = set() if scope is None else scope.modified | scope.deleted
+        self.in_[node] |= _qualified(self._closures.created_by(node.ast_node)) - assigned
         self.in_[node] |= self.rescued(node)
         self.out[node] |= self.rescued(node)
         return bool(before != self.in_[node])
@@ -165,55 +192,49 @@ class _Analyzer(liveness.Analyzer):  # type: ignore[misc]
 
 
 class _Annotator(liveness.TreeAnnotator):  # type: ignore[misc]
-    """Annotates statements with the names that are read later, also after exceptions, in lambdas and in generators."""
+    """Annotates statements with the names that are read later, also after exceptions, and by closures."""
 
     current_analyzer: Any
-    _generators: Sequence[ast.GeneratorExp] = ()  # those of the function that is visited
+    _closures: Closures = Closures([])
+    _loop: ast.While | ast.For | None = None  # the outermost one around the statement that is visited
 
     def _analyze_function(self, node: Any, is_lambda: bool) -> Any:
-        outer, generators, graph = self.current_analyzer, self._generators, self.graphs[node]
-        self.current_analyzer = _Analyzer(graph, _Exits(node, graph))
-        self._generators = [] if is_lambda else [one for one in within(node.body) if isinstance(one, ast.GeneratorExp)]
+        outer = self.current_analyzer, self._closures, self._loop
+        self._closures, self._loop = Closures([node.body] if is_lambda else node.body), None
+        graph = self.graphs[node]
+        self.current_analyzer = _Analyzer(graph, _Exits(node, graph), self._closures)
         self.current_analyzer.visit_reverse()
         node = self.generic_visit(node)
-        self.current_analyzer, self._generators = outer, generators
+        self.current_analyzer, self._closures, self._loop = outer
         return node
+
+    def visit_For(self, node: ast.For) -> Any:
+        return self._in_loop(node, super().visit_For)
+
+    def visit_While(self, node: ast.While) -> Any:
+        return self._in_loop(node, super().visit_While)
+
+    def _in_loop(self, node: ast.For | ast.While, visit: Callable[[Any], Any]) -> Any:
+        outer = self._loop
+        self._loop = outer or node
+        visited = visit(node)
+        self._loop = outer
+        return visited
 
     def _block_statement_live_out(self, node: Any) -> Any:
         node = super()._block_statement_live_out(node)
         first = self.current_analyzer.graph.index.get(_first(node))
         if first is not None:
             out = anno.getanno(node, anno.Static.LIVE_VARS_OUT) | self.current_analyzer.rescued(first)
-            own = set(ast.walk(node))
-            out |= _read_by_lambdas(node, own).union(*(_read_by(one) for one in self._generators if one not in own))
+            if isinstance(node, (ast.If, ast.While, ast.For)):
+                loop = None if self._loop is node else self._loop
+                out |= _qualified(self._closures.around(node, loop))
+                anno.setanno(node, _OWN, _qualified(self._closures.inside(node)))
+                anno.setanno(node, _ASSIGNED, _qualified(self._closures.assigned))
             anno.setanno(node, anno.Static.LIVE_VARS_OUT, frozenset(out))
         return node
 
 
-def _read_by_lambdas(node: ast.AST, own: set[ast.AST]) -> set[Any]:
-    """Returns the names that lambda functions read which exist before a statement, and may be called after it.
-
-    Args:
-        node: The statement.
-        own: The nodes in it.
-    """
-    found: set[Any] = set()
-    for one in anno.getanno(_first(node), anno.Static.DEFINED_FNS_IN, ()):
-        if isinstance(one, ast.Lambda) and one not in own:
-            scope = anno.getanno(one, annos.NodeAnno.ARGS_AND_BODY_SCOPE)
-            found |= scope.read - scope.bound
-    return found
-
-
-def _read_by(generator: ast.GeneratorExp) -> set[Any]:
-    """Returns the names that a generator expression reads when it is consumed, that is, all but its first iterable's.
-
-    A generator expression that is created after a statement also counts, which makes no difference: the names that it
-    reads are read after the statement, unless they are assigned in between.
-    """
-    first, *others = generator.generators
-    parts = [generator.elt, *first.ifs, *others]
-    nodes = [one for part in parts for one in ast.walk(part)]
-    bound = {one.id for each in generator.generators for one in ast.walk(each.target) if isinstance(one, ast.Name)}
-    names = (anno.getanno(one, anno.Basic.QN, None) for one in nodes if not isinstance(one, ast.Constant))
-    return {name for name in names if name is not None and str(name) not in bound}
+def _qualified(names: Iterable[str]) -> set[Any]:
+    """Returns names in the form that malt's annotations contain."""
+    return {qual_names.QN(name) for name in names}

@@ -15,6 +15,7 @@ from mirrored._typing import Operand
 from mirrored.errors import ArgumentTypeError
 from mirrored.tf._autograph import effects
 from mirrored.tf._autograph.branches import if_stmt
+from mirrored.tf._autograph.closures import isolated
 from mirrored.tf._autograph.loop_state import LoopVariables
 from mirrored.tf._autograph.ranges import TracedRange
 from mirrored.tf._autograph.state import (
@@ -39,6 +40,7 @@ def while_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
     rescued: Sequence[str] = (),
+    own: Sequence[str] = (),
 ) -> None:
     """Executes a `while` statement of code that AutoGraph has converted; the condition may be a traced tensor.
 
@@ -49,7 +51,8 @@ def while_stmt(
         set_state: Sets their values.
         symbol_names: The names.
         opts: Options of the loop: ``maximum_iterations``.
-        rescued: The names that are read only after an exception or by a lambda. They need not have a value that fits.
+        rescued: The names that are read only after an exception or by a closure. They need not have a value that fits.
+        own: Other names that an iteration changes, and that only closures in the body read.
     """
     for count in itertools.count():
         condition = test()
@@ -59,7 +62,7 @@ def while_stmt(
             limit = _limit(opts.get("maximum_iterations"))
             limit = None if limit is None else max(limit - count, 0)  # `count` iterations have run in Python
             state = LoopVariables("while", get_state, set_state, symbol_names, rescued=rescued)
-            _while_in_program(condition, test, body, state, limit)
+            _while_in_program(condition, test, body, state, limit, own)
             return
         if not truth(condition):
             return
@@ -67,11 +70,16 @@ def while_stmt(
 
 
 def _while_in_program(
-    condition: Operand, test: Callable[[], Any], body: Callable[[], None], state: LoopVariables, limit: int | None
+    condition: Operand,
+    test: Callable[[], Any],
+    body: Callable[[], None],
+    state: LoopVariables,
+    limit: int | None,
+    own: Sequence[str],
 ) -> None:
     """Traces a `while` loop into the compiled program; `condition` is the loop condition before the first iteration."""
     try:
-        state.loop(body, test, limit=limit, first=condition)
+        state.loop(isolated(body, own), test, limit=limit, first=condition)
     except GrowingArrayError as error:
         conditions = itertools.chain([condition], (test() for _ in itertools.count()))
         unroll(lambda: truth(next(conditions)), body, limit, error)
@@ -94,6 +102,7 @@ def for_stmt(
     symbol_names: Sequence[str],
     opts: dict[str, Any],
     rescued: Sequence[str] = (),
+    own: Sequence[str] = (),
 ) -> None:
     """Executes a `for` statement of code that AutoGraph has converted, over Python iterables, tensors or traced ranges.
 
@@ -105,7 +114,8 @@ def for_stmt(
         set_state: Sets their values.
         symbol_names: The names.
         opts: Options of the loop.
-        rescued: The names that are read only after an exception or by a lambda. They need not have a value that fits.
+        rescued: The names that are read only after an exception or by a closure. They need not have a value that fits.
+        own: Other names that an iteration changes, and that only closures in the body read.
 
     Raises:
         UnimplementedError: There is a ``maximum_iterations`` for a loop inside the program.
@@ -114,7 +124,7 @@ def for_stmt(
     if isinstance(iter_, TracedRange):
         _refuse_limit(opts)
         if not iter_.is_empty:  # else the trace of a body that never runs could raise an error
-            _over_range(iter_, extra_test, body, state)
+            _over_range(iter_, extra_test, isolated(body, own), state)
         return
     if hasattr(type(iter_), "__jax_array__"):
         iter_ = as_tensor(iter_)
@@ -122,10 +132,10 @@ def for_stmt(
         _refuse_limit(opts)
         if iter_.ndim == 0:
             raise _scalar_loop_error(iter_)
-        _over_rows(iter_, extra_test, body, state)
+        _over_rows(iter_, extra_test, body, state, own)
     else:
         effects.reading([iter_], "for")
-        _over_python(iter_, extra_test, body, state)
+        _over_python(iter_, extra_test, body, state, own)
 
 
 def _refuse_limit(opts: Mapping[str, Any]) -> None:
@@ -141,7 +151,11 @@ def _refuse_limit(opts: Mapping[str, Any]) -> None:
 
 
 def _over_python(
-    iter_: Iterable[Any], extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: LoopVariables
+    iter_: Iterable[Any],
+    extra_test: Callable[[], Any] | None,
+    body: Callable[[Any], None],
+    state: LoopVariables,
+    own: Sequence[str] = (),
 ) -> None:
     going: Any = True if extra_test is None else extra_test()
     length = _length(iter_)
@@ -151,7 +165,7 @@ def _over_python(
             unknown += 1
             if max(unknown, length - number) > _MOST_UNKNOWN:
                 raise _too_long_error(length)
-            run = functools.partial(body, element)
+            run = functools.partial(isolated(body, own), element)
             if_stmt(going, run, _nothing, state.get, state.set, state.names, len(state.names), state.rescued)
         else:
             body(element)
@@ -184,22 +198,26 @@ def _nothing() -> None:
 
 
 def _over_rows(
-    rows: jax.Array, extra_test: Callable[[], Any] | None, body: Callable[[Any], None], state: LoopVariables
+    rows: jax.Array,
+    extra_test: Callable[[], Any] | None,
+    body: Callable[[Any], None],
+    state: LoopVariables,
+    own: Sequence[str],
 ) -> None:
     before = state.get()
     if rows.shape[0] == 0:
         return
     try:
-        state.loop(body, extra_test, rows=rows)
+        state.loop(isolated(body, own), extra_test, rows=rows)
     except GrowingArrayError:
         state.set(before)
-        _over_python([rows[i] for i in range(rows.shape[0])], extra_test, body, state)
+        _over_python([rows[i] for i in range(rows.shape[0])], extra_test, body, state, own)
     except InvalidArgumentError as error:
         # A variable whose shape changes between iterations cannot be carried by a compiled loop. The length of the
         # loop is known, so it is unrolled.
         state.set(before)
         try:
-            _over_python([rows[i] for i in range(rows.shape[0])], extra_test, body, state)
+            _over_python([rows[i] for i in range(rows.shape[0])], extra_test, body, state, own)
         except Exception:
             raise error from None
 

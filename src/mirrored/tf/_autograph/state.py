@@ -53,8 +53,8 @@ class Lost(Undefined):  # type: ignore[misc]
         """
         raise InvalidArgumentError.of(
             "tf.function",
-            found=f"`{self.symbol_name}` is read after an exception or by a lambda, but a branch or a loop that a "
-            "tensor controls has left no value in it",
+            found=f"`{self.symbol_name}` is read after an exception, or by a nested function or class, but a branch or "
+            "a loop that a tensor controls has left no value in it",
             rule="if the path is chosen at run time, a variable must have one structure, shape and dtype on all paths",
             remedy="assign a value of that shape and dtype before the statement (tf.zeros, tf.cast) or on every path, "
             "or use another name in the branch or loop",
