@@ -75,6 +75,18 @@ def trace_below_tapes(trace: Any) -> Any:
     return trace
 
 
+def suspends_tapes(trace: Any, of: Any) -> bool:
+    """Returns whether tapes that record in the trace `of` do not record under `trace`.
+
+    It is then the trace in which one of these tapes was opened, as in a block of `mirrored.tape.unrecorded`.
+    """
+    while hasattr(of, "process_merge"):
+        of = of.parent
+        if of is trace:
+            return True
+    return False
+
+
 def trace_settings() -> Any:
     """Returns all JAX settings on which a trace depends (x64, matmul precision, mesh, ...), as one hashable value."""
     return _config.config_ext.trace_context()

@@ -329,7 +329,8 @@ def _check_same_merge(called: str, merge: Merge, other: Merge, index: int) -> No
     """Raises an error if replica `index` has called a different collective or `merge_call` than replica 0.
 
     Raises:
-        MergeError: The operation, an argument that must be equal, or the number of recording tapes differs.
+        MergeError: The operation, an argument that must be equal, or the number of recording tapes differs; or one
+            replica has suspended the tapes around the run.
         StructureError: The structure of the values differs.
     """
     if other.name != merge.name:
@@ -354,6 +355,15 @@ def _check_same_merge(called: str, merge: Merge, other: Merge, index: int) -> No
             found=f"{_tapes(merge)} it in replica 0 and {_tapes(other)} it in replica {index}",
             rule="the gradient of a collective is a collective, so all replicas must record it, or none",
             remedy="open the tape in every replica, or in none: not in a Python branch that depends on the replica id",
+        )
+    if other.is_suspended != merge.is_suspended:
+        raise MergeError(
+            merge.name,
+            found=f"the tapes around the run record it in replica {index if merge.is_suspended else 0}, and are "
+            f"suspended in replica {0 if merge.is_suspended else index}",
+            rule="an operation of all replicas runs once for all of them: tapes around the run record it, or not",
+            remedy="suspend the tapes in every replica, or in none: not in a Python branch that depends on the replica "
+            "id",
         )
 
 

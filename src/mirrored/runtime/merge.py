@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from mirrored._jax.traces import current_trace, is_eval, trace_below_tapes
+from mirrored._jax.boxes import payload_of
+from mirrored._jax.traces import WithinTrace, current_trace, is_eval, suspends_tapes, trace_below_tapes
 from mirrored.errors import MergeError, MirroredError
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.rollback import with_rollback
@@ -73,6 +74,7 @@ class Merge:
         calls_user_code: Whether `run` may call functions of the user, whose assignments of variables are undone if the
             operation raises an exception.
         tapes: The number of tapes that record it in this replica.
+        is_suspended: Whether this replica has suspended tapes around the run, which then do not record `run`.
         given: What must be equal in the calls of all replicas: the reduction, the axis, the function, the variable.
         enclosed: The arrays that the function of a `merge_call` closes over, by name. They must be equal on all
             replicas. A lock-step runner compares concrete arrays (they are part of `given`), and a compiled run
@@ -84,6 +86,7 @@ class Merge:
     nested: Callable[[int, list[Any]], list[Any]] | None = None
     calls_user_code: bool = True
     tapes: int = 0
+    is_suspended: bool = False
     given: tuple[Given, ...] = ()
     enclosed: tuple[tuple[str, Any], ...] = ()
 
@@ -139,10 +142,8 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
         return merge.nested(0, payload) if runner.writes_halves else list(runner.run_merge(merge, payload))
     payload = runner.sent(payload)
     trace = current_trace()
-    if trace is runner.run_trace:  # neither a tape of the replica nor a JAX transform: wait at the barrier
-        if not isinstance(trace, RecordsMerges):
-            return list(runner.run_merge(merge, payload))
-        return trace.process_outer_merge(lambda values: list(runner.run_merge(merge, values)), payload)
+    if trace is runner.run_trace or suspends_tapes(trace, runner.run_trace):  # no tape or transform of the replica
+        return _merged_in_run(merge, payload, runner)
     is_in_run = trace_below_tapes(trace) is trace_below_tapes(runner.run_trace)
     if isinstance(trace, RecordsMerges) and (merge.nested is None or is_in_run):
         return trace.process_merge(merge, payload)  # unwraps the tape's values, and waits at the barrier
@@ -152,6 +153,26 @@ def run_merge(merge: Merge, payload: list[Any]) -> list[Any]:
     local = ambient().replica.local_index
     runner.separate_traces(local)
     return merge.nested(local, payload)
+
+
+def _merged_in_run(merge: Merge, payload: list[Any], runner: ReplicaRunner) -> list[Any]:
+    """Waits at the barrier for a replica that is in the trace of the run, or has suspended the tapes around it.
+
+    The thread that started the replicas runs the operation, and the tapes record there. If the replica has suspended
+    them, as an optimizer does, they are suspended there, too.
+    """
+    trace = current_trace()
+    if trace is runner.run_trace:
+        if not isinstance(trace, RecordsMerges):
+            return list(runner.run_merge(merge, payload))
+        return trace.process_outer_merge(lambda values: list(runner.run_merge(merge, values)), payload)
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        with WithinTrace(trace, removes_token=is_eval(trace)):
+            return merge.run(payloads)
+
+    values = [payload_of(value) for value in payload] if is_eval(trace) else payload
+    return list(runner.run_merge(dataclasses.replace(merge, run=run, is_suspended=True), values))
 
 
 def is_outside(runner: ReplicaRunner) -> bool:

@@ -74,7 +74,7 @@ class ReplicaRunner(abc.ABC):
         Called when user code reads the replica id or the number of replicas, or calls a merge under a transform. The
         helper's trace then contains replica-specific constants, so JAX must not reuse it for other replicas.
         """
-        if not self.in_place and trace_below_tapes(current_trace()) is not self.base_trace:
+        if not self.in_place and trace_below_tapes(current_trace()) is not trace_below_tapes(self.base_trace):
             caches.separate_replicas(self.trace_key(local))
 
     def note_summed(  # noqa: B027
@@ -103,7 +103,7 @@ class ReplicaRunner(abc.ABC):
             own: The value that the replica reads.
             error: What the run raises if they are not equal.
         """
-        if trace_below_tapes(current_trace()) is self.base_trace:
+        if trace_below_tapes(current_trace()) is trace_below_tapes(self.base_trace):
             self.unchanged.append((value, own, error))
 
     def sent(self, payload: Sequence[Leaf]) -> list[Any]:

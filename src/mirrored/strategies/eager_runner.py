@@ -230,7 +230,8 @@ class EagerRunner(ReplicaRunner):
         return self.device_assignment.num_replicas, self.device_assignment.addressable_replicas[local]
 
     def run_merge(self, merge: Merge, payload: list[Any]) -> Any:
-        if is_staging_above(trace_below_tapes(current_trace()), self.base_trace) and not is_outside(self):
+        base = trace_below_tapes(self.base_trace)
+        if is_staging_above(trace_below_tapes(current_trace()), base) and not is_outside(self):
             # an assignment in `tf.recompute_grad`, whose trace is that of one replica
             raise under_transform_error(merge)
         try:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirrored._jax.local_collectives import register_eager_implementations, replica_gather, replica_sum
+from mirrored._jax.traces import current_trace
 from mirrored._jax.trees import Structure
 from mirrored.collectives.algorithm import checked
 from mirrored.collectives.reduce_op import ReduceOp
@@ -21,7 +22,7 @@ from mirrored.errors import MergeError, TapeError
 from mirrored.runtime.ambient import ReadListener, ambient, within
 from mirrored.runtime.entry_point import EagerlyWithin
 from mirrored.runtime.function_key import FunctionKey, ShownFunction, key_of
-from mirrored.runtime.merge import Given, Merge, is_outside, run_merge
+from mirrored.runtime.merge import Given, Merge, RecordsMerges, is_outside, run_merge
 from mirrored.runtime.rollback import with_rollback
 from mirrored.runtime.variable_store import VariableStore
 from mirrored.strategies.device_errors import devices_of_merge
@@ -172,14 +173,15 @@ def call_merged(
     group, components = (_group_outside, _components_outside) if outside else (_group_in_run, _components_in_run)
     # The function runs in the thread that started the replicas, in which the trace of the run is current.
     here = functools.partial(_eagerly, ambient().store) if outside else contextlib.nullcontext
-    tapes = [] if outside else _tapes()
+    is_recorded = isinstance(current_trace(), RecordsMerges)  # not if the replica has suspended its tapes
+    tapes = _tapes() if is_recorded and not outside else []
     is_taped = any(tape not in runner.outer_listeners for tape in tapes)
 
     def run(payloads: Sequence[Any]) -> Sequence[Any]:
         # A merge that does not run in place runs in the thread that started the replicas: its tapes are outside of it.
         outer = [] if runner.in_place else _tapes()
-        is_recorded = runner.device_assignment.num_replicas > 1 and any(tape not in outer for tape in tapes)
-        probe = GradientTape() if is_recorded else None
+        is_probed = runner.device_assignment.num_replicas > 1 and any(tape not in outer for tape in tapes)
+        probe = GradientTape() if is_probed else None
         with within(replica=None), here(), probe or contextlib.nullcontext():
             merged_args, merged_kwargs = _merged_arguments(
                 runner, payloads, functools.partial(group, runner), is_taped=is_taped
@@ -196,7 +198,8 @@ def call_merged(
 
     key = key_of(merge_fn)
     given = (Given(key, "the function", ShownFunction(merge_fn)),)
-    merge = Merge(name, run, given=given, enclosed=enclosed_by(name, key, runner.outer_listeners))
+    others = runner.outer_listeners if is_recorded else ambient().listeners
+    merge = Merge(name, run, given=given, enclosed=enclosed_by(name, key, others))
     *arrays, rest = run_merge(merge, _payload(*structures.flatten((args, kwargs))))
     return rest.restored(arrays)
 
@@ -228,7 +231,8 @@ def enclosed_by(called: str, key: FunctionKey, outer: Sequence[ReadListener] = (
     Args:
         called: The name of the call, for messages.
         key: The key of the function.
-        outer: The tapes that record what the function does: those that were open when the run began.
+        outer: The tapes that record what the function does: those that were open when the run began. All tapes, if
+            the replica has suspended them.
 
     Raises:
         TapeError: The function closes over an array that another tape tracks.
