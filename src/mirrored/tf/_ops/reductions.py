@@ -181,7 +181,7 @@ def cumprod(x: jax.Array, axis: Int = 0, exclusive: bool = False, reverse: bool 
 def cumulative_logsumexp(x: jax.Array, axis: Int = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
     """Computes the cumulative log-sum-exp of a tensor along `axis`; that of no elements is the dtype's least number."""
     refuse_complex(x)
-    return _scan(x, axis, exclusive, reverse, lax.cumlogsumexp, float(jnp.finfo(x.dtype).min))
+    return _scan(x, axis, exclusive, reverse, lax.cumlogsumexp, float(jnp.finfo(x.dtype).min))  # type: ignore[no-untyped-call]
 
 
 @op("sort")
