@@ -18,6 +18,8 @@ from malt.pyct import anno, cfg, qual_names, templates
 from malt.pyct.static_analysis import activity, liveness, reaching_definitions, reaching_fndefs
 
 from mirrored.tf._autograph.closures import Closures
+from mirrored.tf._autograph.state import is_flag
+from mirrored.tf._autograph.syntax import within
 
 # The names that are read if no statement raises an exception.
 _OUT: Final = "names read after it"
@@ -30,6 +32,9 @@ _ASSIGNED: Final = "names that closures of the function assign"
 def transform(node: ast.AST, context: Any) -> Any:
     """Replaces `if`, `while` and `for` in the AST of a function by calls of AutoGraph's operators."""
     graphs = cfg.build(node)
+    for one in ast.walk(node):
+        for decorator in one.decorator_list if isinstance(one, ast.FunctionDef) else ():
+            graphs.update(cfg.build(decorator))  # of lambda functions in decorators, which malt leaves out
     node = activity.resolve(qual_names.resolve(node), context, None)
     node = reaching_fndefs.resolve(reaching_definitions.resolve(node, context, graphs), context, graphs)
     node = liveness.resolve(node, context, graphs)
@@ -79,6 +84,9 @@ class _Transformer(control_flow.ControlFlowTransformer):  # type: ignore[misc]
         return declarations
 
     def _get_block_vars(self, node: ast.stmt, modified: Any) -> Any:
+        assigned = anno.getanno(node, _ASSIGNED)
+        if isinstance(node, ast.If) and _follows_jump(node):
+            modified = modified | assigned & anno.getanno(node, anno.Static.DEFINED_VARS_IN)
         whole = {key: anno.getanno(node, key) for key in _PLAIN}
         for key, plain in _PLAIN.items():
             anno.setanno(node, key, anno.getanno(node, plain))
@@ -90,9 +98,16 @@ class _Transformer(control_flow.ControlFlowTransformer):  # type: ignore[misc]
         before, after = (names[:count], all_names[:all_count]) if is_if else (names, all_names)
         self._rescued = [str(name) for name in after if name not in before]
         self._own = sorted(modified & anno.getanno(node, _OWN) - set(all_names))
-        assigned = anno.getanno(node, _ASSIGNED)
         self._unbound.update((name, None) for name in undefined if name in assigned)
         return all_names, tuple(name for name in undefined if name not in assigned), all_count
+
+
+def _follows_jump(node: ast.If) -> bool:
+    """Returns whether an `if` may contain the statements that a `return`, `break` or `continue` leaves out.
+
+    What closures assign that these statements call becomes part of its state: the user has written no branch for them.
+    """
+    return any(isinstance(one, ast.Name) and is_flag(one.id) for one in within([node]))
 
 
 class _Exits:
