@@ -12,7 +12,7 @@ import numpy as np
 
 from mirrored._jax.arrays import as_array
 from mirrored._jax.promotion import at_least_float32
-from mirrored._jax.trees import in_order_of, positions_in_order
+from mirrored._jax.trees import flatten_with_path, in_order_of, positions_in_order, tree_flatten
 from mirrored._typing import DTypeLike, Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp, as_reduce_op
 from mirrored.collectives.summation import narrow, widen
@@ -56,7 +56,7 @@ def aggregate_gradients(gradients: Sequence[Any], op: ReduceOp | str | Callable[
     TensorFlow: no equivalent; programs call `tf.add_n` once per variable.
     """
     structures: list[tuple[list[Any], Any]] = [
-        jax.tree.flatten(one, is_leaf=lambda leaf: leaf is None or isinstance(leaf, SparseRows)) for one in gradients
+        tree_flatten(one, lambda leaf: leaf is None or isinstance(leaf, SparseRows)) for one in gradients
     ]
     if not structures:
         raise ArgumentError(
@@ -364,7 +364,7 @@ def _sources(tree: PyTree) -> tuple[list[tuple[str, bool]], list[Variable]]:
 
 
 def _flattened(tree: PyTree) -> tuple[list[str], list[Any]]:
-    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
+    found = flatten_with_path(tree, _is_leaf)
     return [jax.tree_util.keystr(path) for path, _ in found[0]], [leaf for _, leaf in found[0]]
 
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from mirrored._typing import PyTree
+from mirrored.errors import StructureError
 
 
 class Structure:
@@ -65,8 +66,52 @@ class Structure:
 
 def tree_flatten(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
     """Flattens a pytree like `jax.tree.flatten`; the returned structure restores each dict's original key order."""
-    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_leaf)
+    except ValueError as error:
+        refuse_mixed_keys(value, error)
+        raise
     return leaves, Structure(treedef, value)
+
+
+def flatten_with_path(value: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
+    """Like `jax.tree_util.tree_flatten_with_path`; its error for keys that cannot be sorted has a rule and a remedy."""
+    try:
+        return jax.tree_util.tree_flatten_with_path(value, is_leaf=is_leaf)  # type: ignore[no-any-return,unused-ignore]
+    except ValueError as error:
+        refuse_mixed_keys(value, error)
+        raise
+
+
+def refuse_mixed_keys(value: PyTree, error: ValueError) -> None:
+    """Raises an error with rule and remedy if JAX could not sort the keys of a dict; `error` is what JAX raised.
+
+    Raises:
+        StructureError: A dict has keys that cannot be compared, such as strings and numbers.
+    """
+    if not str(error).startswith(_NOT_SORTED):
+        return
+    keys = ", ".join(map(repr, _mixed_keys(value) or ("...",)))
+    raise StructureError(
+        "a structure of values",
+        found=f"a dict has the keys {keys}, which cannot be sorted",
+        rule="the keys of a dict in arguments, results and values of replicas must be comparable with each other, such "
+        "as strings only or integers only: JAX lists the values of a dict in the order of its sorted keys",
+        remedy="use keys of one type, such as str(key), or pass a list of pairs of key and value",
+    ) from error
+
+
+def _mixed_keys(value: PyTree) -> list[Any] | None:
+    """Returns the keys of the first dict in a pytree whose keys cannot be sorted; None if there is none."""
+    if isinstance(value, dict):
+        try:
+            sorted(value)
+        except TypeError:
+            return list(value)
+        value = tuple(value.values())
+    elif not _is_sequence(value):
+        return None
+    return next((keys for keys in map(_mixed_keys, value) if keys is not None), None)
 
 
 def tree_map(
@@ -75,7 +120,11 @@ def tree_map(
     """Maps a function over pytree leaves like `jax.tree.map`; the result's dicts have the key order of `value`."""
     if type(value) is np.ndarray:  # one leaf, as in many elements of datasets: a flattening costs more than they do
         return function(value, *rest)
-    return in_order_of(value, jax.tree.map(function, value, *rest, is_leaf=is_leaf))
+    try:
+        return in_order_of(value, jax.tree.map(function, value, *rest, is_leaf=is_leaf))
+    except ValueError as error:
+        refuse_mixed_keys(value, error)
+        raise
 
 
 def with_new_containers(value: PyTree) -> Any:
@@ -211,6 +260,8 @@ def transformed(transform: Callable[..., Any], function: Callable[..., Any]) -> 
     return call
 
 
+_NOT_SORTED: Final = "Comparator raised exception"
+"""How JAX's error about such keys begins. Supports JAX 0.10 to 0.12."""
 _CONTAINERS: Final = (dict, tuple, list)
 _DICTS: Final = (dict, defaultdict, OrderedDict)  # other classes are registered, or leaves
 _USUAL_KEYS: Final = frozenset({str, int})

@@ -14,7 +14,7 @@ from mirrored._jax.arrays import check_fit, owned, refuse_host_dtype, refuse_mas
 from mirrored._jax.boxes import Array
 from mirrored._jax.placement import movable
 from mirrored._jax.traces import canonical_dtype, keeps_dtype
-from mirrored._jax.trees import Structure, keys_in_order
+from mirrored._jax.trees import Structure, keys_in_order, refuse_mixed_keys
 from mirrored._typing import Leaf, PyTree
 from mirrored.compilation.static_keys import Identity, static_key, unchanging
 from mirrored.errors import ArgumentError
@@ -215,7 +215,11 @@ def flatten_arguments(
             unplaced.update(map(id, value.values))
         return found
 
-    leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_one_leaf)
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten((args, kwargs), is_leaf=is_one_leaf)
+    except ValueError as error:
+        refuse_mixed_keys((args, kwargs), error)
+        raise
     dynamic: list[int] = []
     arrays: list[Any] = []
     # A trace may iterate over a dict, and a treedef contains neither the order of the keys nor their types.

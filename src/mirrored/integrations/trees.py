@@ -19,7 +19,7 @@ import numpy as np
 
 from mirrored._jax.arrays import implementation_of, is_key_dtype
 from mirrored._jax.traces import Tracer
-from mirrored._jax.trees import in_order_of, is_same_place
+from mirrored._jax.trees import flatten_with_path, in_order_of, is_same_place, tree_flatten
 from mirrored._typing import Array, HostArray, Leaf, PyTree
 from mirrored.errors import ArgumentTypeError, StructureError
 from mirrored.runtime.ambient import ambient
@@ -178,10 +178,8 @@ def assign(tree: PyTree, values: PyTree) -> None:
     TensorFlow: no equivalent.
     """
     assignment_target = functools.partial(_assignment_target, bridges=_bridges())
-    places, structure = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda value: _is_leaf(value) or assignment_target(value) is not None
-    )
-    given, other = jax.tree_util.tree_flatten_with_path(values, is_leaf=_is_leaf)
+    places, structure = flatten_with_path(tree, lambda value: _is_leaf(value) or assignment_target(value) is not None)
+    given, other = flatten_with_path(values, _is_leaf)
     both = zip(places, given, strict=False)
     if len(places) != len(given) or not all(is_same_place(path, other_path) for (path, _), (other_path, _) in both):
         raise StructureError(
@@ -350,14 +348,13 @@ def _map(tree: PyTree, bridges: list[Bridge], whole: Callable[[Bridge, Any, str]
         bridge = owner(value)
         return one(value, named(path)) if bridge is None else whole(bridge, value, named(path, ""))
 
-    made = jax.tree_util.tree_map_with_path(
-        mapped, tree, is_leaf=lambda value: _is_leaf(value) or owner(value) is not None
-    )
+    places, treedef = flatten_with_path(tree, lambda value: _is_leaf(value) or owner(value) is not None)
+    made = jax.tree_util.tree_unflatten(treedef, [mapped(path, leaf) for path, leaf in places])
     return in_order_of(tree, made)
 
 
 def _leaves(tree: PyTree) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=_is_leaf)
+    return tree_flatten(tree, _is_leaf)[0]
 
 
 def _is_leaf(value: object) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from mirrored._jax import arrays
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.traces import current_trace, is_eval, trace_below_tapes
-from mirrored._jax.trees import is_same_place, positions_in_order
+from mirrored._jax.trees import flatten_with_path, is_same_place, positions_in_order
 from mirrored._typing import Operand, PyTree
 from mirrored.collectives.reduce_op import ReduceOp
 from mirrored.errors import ArgumentError, StructureError, VariableError
@@ -22,6 +22,7 @@ from mirrored.optimizers.checks import Pair, check_iterators, with_gradients
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.merge import Merge, run_merge, same_object
 from mirrored.strategies import get_replica_context, get_strategy
+from mirrored.values.belonging import none_or_complete
 from mirrored.values.distributed_values import Mirrored, PerReplica
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.variables import Variable
@@ -44,7 +45,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
         if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], Variable):
             found = tree_pairs(pair[0], pair[1], called)
             if found:
-                pairs += [(_dense(gradient, variable), variable) for gradient, variable in found]
+                pairs += [(_dense(gradient, variable, called), variable) for gradient, variable in found]
                 continue
         if (
             isinstance(pair, tuple | list)
@@ -63,7 +64,7 @@ def as_pairs(grads_and_vars: Iterable[Any], called: str) -> list[Pair]:
                 rule="each element must be a pair (gradient, Variable)",
                 remedy=f"write {called}(zip(gradients, variables))",
             )
-        pairs.append((_dense(*pair), pair[1]))
+        pairs.append((_dense(pair[0], pair[1], called), pair[1]))
     _check_variables(pairs, called)
     return pairs
 
@@ -104,13 +105,17 @@ def refuse_keys(given: Iterable[object], called: str, of_dicts: str) -> None:
         )
 
 
-def _dense(gradient: object, variable: Variable) -> object:
+def _dense(gradient: object, variable: Variable, called: str) -> object:
     """Converts a sparse gradient to a dense array, and an int to a float; returns any other gradient unchanged.
+
+    A gradient that is None on all replicas is None.
 
     An int would become an integer array, whose step is rounded to 0.
     """
     if isinstance(gradient, int):
         return float(gradient)
+    if isinstance(gradient, PerReplica):
+        return none_or_complete(called, gradient)
     shape = variable.component_shape
     if not isinstance(gradient, SparseRows) or (
         isinstance(gradient.dense_shape, tuple) and gradient.dense_shape != shape
@@ -128,7 +133,7 @@ def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
     Raises:
         StructureError: The trees have different structures, or an array in place of a variable has a gradient.
     """
-    places = jax.tree_util.tree_flatten_with_path(variables, is_leaf=_is_leaf)[0]
+    places = flatten_with_path(variables, _is_leaf)[0]
     if not any(isinstance(leaf, Variable) for _, leaf in places):
         return []
     pairs = [(None, leaf) for _, leaf in places] if gradients is None else _paired(gradients, places, called)
@@ -144,7 +149,7 @@ def tree_pairs(gradients: PyTree, variables: PyTree, called: str) -> list[Pair]:
 
 def _paired(gradients: PyTree, places: Sequence[tuple[Any, Any]], called: str) -> list[tuple[Any, Any]]:
     """Pairs a tree of gradients with the leaves of a tree of variables, after checking that the paths match."""
-    given = jax.tree_util.tree_flatten_with_path(gradients, is_leaf=_is_leaf)[0]
+    given = flatten_with_path(gradients, _is_leaf)[0]
     found = f"a tree of {len(given)} gradients was passed for a tree of {len(places)} variables"
     if len(given) == len(places):
         both = ((path, other) for (path, _), (other, _) in zip(given, places, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -182,7 +182,7 @@ class ReplicaContext:
         Context: replica context, eager or compiled. In eager mode the sizes along `axis` may differ.
 
         Args:
-            value: An array with at least one dimension, or a structure of such arrays.
+            value: An array with at least one dimension, or a structure of such arrays. None, on all replicas, is kept.
             axis: The dimension; may be negative.
             options: Accepted for compatibility with TensorFlow and ignored.
 
@@ -197,12 +197,12 @@ class ReplicaContext:
         leaves, treedef = structures.flatten(value, also=SparseRows)
         for leaf in leaves:
             refuse_rows("ReplicaContext.all_gather", leaf)
-        arrays = [as_operand("ReplicaContext.all_gather", leaf) for leaf in leaves]
+        arrays = [as_operand("ReplicaContext.all_gather", leaf) for leaf in leaves if leaf is not None]
         for array in arrays:
             check_axis("ReplicaContext.all_gather", array, axis)
         runner = ambient().runner
         if runner is None or runner.device_assignment.num_replicas == 1:
-            return treedef.unflatten(arrays)
+            return _with_none(leaves, treedef, arrays)
 
         def run(payloads: Sequence[Any]) -> Sequence[Any]:
             check_others("ReplicaContext.all_gather", payloads, axis)
@@ -210,14 +210,17 @@ class ReplicaContext:
             return [[parts[k] for parts in results] for k in range(len(payloads))]
 
         replicas = runner.device_assignment.num_replicas
+        structure = Given(treedef, "the structure", treedef, StructureError)
+        nones = [place for place, leaf in enumerate(leaves) if leaf is None]
+        missing = Given(nones, "the leaves that are None", nones, StructureError)
         merge = Merge(
             "ReplicaContext.all_gather",
             run,
             lambda local, parts: nested_gather(parts, axis, local, replicas, "ReplicaContext.all_gather"),
             calls_user_code=False,
-            given=(Given(axis, "axis", axis), Given(treedef, "the structure", treedef, StructureError)),
+            given=(Given(axis, "axis", axis), structure, missing),
         )
-        return treedef.unflatten(run_merge(merge, arrays))
+        return _with_none(leaves, treedef, run_merge(merge, arrays))
 
     def _check(self, called: str) -> None:
         """Raises ContextError if this context is used outside of its replica; `called` is the method in the message."""
@@ -353,6 +356,12 @@ def _columns(
         else:
             columns.append([jnp.zeros(like.shape, like.dtype) if one is None else one for one in components])
     return columns
+
+
+def _with_none(leaves: Sequence[Any], treedef: Structure, arrays: Iterable[Any]) -> Any:
+    """Rebuilds a structure from the results for its arrays; its other leaves are None."""
+    results = iter(arrays)
+    return treedef.unflatten([None if leaf is None else next(results) for leaf in leaves])
 
 
 def check_others(called: str, payloads: Sequence[Sequence[Any]], axis: int) -> None:

@@ -122,7 +122,7 @@ class DistributesInput(abc.ABC):
 
         Args:
             value_fn: A function from a context with `replica_id_in_sync_group` and `num_replicas_in_sync` to a value or
-                structure.
+                structure. A value that is None for all replicas is None.
 
         Raises:
             ContextError: The call is inside a replica.
@@ -139,19 +139,30 @@ class DistributesInput(abc.ABC):
         results = [structures.map_leaves(owned, value_fn(context)) for context in contexts]
         columns, treedef = structures.transpose(results, "Strategy.experimental_distribute_values_from_function")
         on_devices = [_on_devices(column, device_assignment) for column in columns]
-        ragged = device_assignment is not None and device_assignment.spans_processes and differ_across(on_devices)
+        ragged, absent = False, [all(one is None for one in column) for column in on_devices]
+        if device_assignment is not None and device_assignment.spans_processes:
+            ragged, absent = compared_across(on_devices)
         return treedef.unflatten(
-            [PerReplica.of_components(column, device_assignment, is_ragged=ragged) for column in on_devices]
+            [
+                None if is_absent else PerReplica.of_components(column, device_assignment, is_ragged=ragged)
+                for column, is_absent in zip(on_devices, absent, strict=True)
+            ]
         )
 
     distribute_values_from_function = experimental_distribute_values_from_function
 
 
-def differ_across(columns: Sequence[Sequence[Any]]) -> bool:
-    """Returns whether arrays of different replicas, on this or other workers, differ in shape."""
-    own = [sorted({str(np.shape(one)) for one in column}) for column in columns]
+def compared_across(columns: Sequence[Sequence[Any]]) -> tuple[bool, list[bool]]:
+    """Compares the values of the replicas of all workers.
+
+    Returns:
+        Whether arrays of different replicas, on this or other workers, differ in shape; and for each column whether it
+        is None on all of them.
+    """
+    own = [sorted({"None" if one is None else str(np.shape(one)) for one in column}) for column in columns]
     everyone = host_allgather("per-replica values", "the shapes of a per-replica value", own)
-    return any(shapes != own for shapes in everyone) or any(len(shapes) > 1 for shapes in own)
+    is_ragged = any(shapes != own for shapes in everyone) or any(len(shapes) > 1 for shapes in own)
+    return is_ragged, [all(kinds == ["None"] for kinds in of_all) for of_all in zip(*everyone, strict=not is_ragged)]
 
 
 def _on_devices(column: Sequence[Any], device_assignment: DeviceAssignment | None) -> list[Any]:

@@ -70,6 +70,8 @@ def nested_gather(arrays: Sequence[Any], axis: int, local: int, replicas: int, c
 
     The transform, such as `jax.grad`, is inside the replica function.
     """
+    if not arrays:
+        return []
     return [jnp.concatenate(list(stacked), axis) for stacked in replica_gather(arrays, local, replicas, called)]
 
 

@@ -36,7 +36,7 @@ from mirrored.strategies.argument_checks import as_axis, as_operand, check_gathe
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values import structures
 from mirrored.values.attributes import attribute
-from mirrored.values.belonging import check_placement
+from mirrored.values.belonging import check_placement, none_or_complete
 from mirrored.values.distributed_values import DistributedValues, LocalPerReplica, Mirrored, PerReplica
 from mirrored.values.sparse_rows import SparseRows
 from mirrored.values.stacking import stack_components
@@ -210,9 +210,11 @@ def as_per_replica(strategy: Strategy, leaf: Leaf, called: str) -> Any:
 
     Raises:
         ValuesError: It has not one component for each replica of the strategy.
+        StructureError: It is None on some replicas only. (It is None if it is None on all of them.)
     """
     if isinstance(leaf, PerReplica):
         check_placement(called, strategy, leaf, leaf.device_assignment)
+        return none_or_complete(called, leaf)
     elif isinstance(leaf, Mirrored):
         return leaf.value
     elif isinstance(leaf, DistributedValues) and getattr(leaf, "per_replica", False):

@@ -16,7 +16,7 @@ from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.placement import is_device_mismatch, near_first
 from mirrored._jax.traces import Tracer, current_trace, is_eval
-from mirrored._jax.trees import in_order_of
+from mirrored._jax.trees import flatten_with_path, in_order_of
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient
@@ -108,7 +108,7 @@ def flatten_sources(sources: PyTree, called: str) -> tuple[list[Any], Callable[[
     """
     leaves: list[Any]
     treedef: Any
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(sources, is_leaf=is_leaf)
+    leaves, treedef = flatten_with_path(sources, is_leaf)
     likes = {position: leaf for position, (_, leaf) in enumerate(leaves) if _has_padding(leaf)}
     leaves = [(path, leaf.first() if _has_padding(leaf) else source_of(leaf, called)) for path, leaf in leaves]
     positions = []

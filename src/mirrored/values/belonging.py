@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mirrored._jax.traces import Tracer
-from mirrored.errors import ValuesError
-from mirrored.values.distributed_values import PerReplica
+from mirrored.errors import StructureError, ValuesError
+from mirrored.values.distributed_values import LocalPerReplica, PerReplica
 from mirrored.values.stacking import check_rows
 
 if TYPE_CHECKING:
@@ -34,6 +34,35 @@ def check_components(called: str, strategy: HasReplicas, values: Iterable[Any]) 
     for value in values:
         if isinstance(value, PerReplica):
             check_placement(called, strategy, value, value.device_assignment)
+
+
+def none_or_complete(called: str, value: PerReplica) -> PerReplica | None:
+    """Returns None for a per-replica value whose components are all None, and any other value unchanged.
+
+    Args:
+        called: What the user called, for messages.
+        value: The per-replica value, whose components are to be combined.
+
+    Raises:
+        StructureError: Some components are None, and others are not.
+    """
+    components = () if value.is_stacked else value.local if isinstance(value, LocalPerReplica) else value.values
+    missing = [replica for replica, one in enumerate(components) if one is None]
+    if not missing:
+        return value
+    if len(missing) == len(components):
+        return None
+    raise StructureError(
+        called,
+        found=f"a per-replica value is None on {_listed(missing)}, and not on the other ones of {len(components)}",
+        rule="a value to combine is None on all replicas, and then the result is None, or on no replica",
+        remedy="return zeros from the replicas that lack the value; or call all_reduce in the replica function, which "
+        "takes None for zeros",
+    )
+
+
+def _listed(replicas: list[int]) -> str:
+    return f"replica{'s' if len(replicas) > 1 else ''} {', '.join(map(str, replicas))}"
 
 
 def check_placement(called: str, strategy: HasReplicas, value: Any, where: DeviceAssignment | None) -> None:

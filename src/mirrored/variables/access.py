@@ -19,7 +19,7 @@ from mirrored.runtime.entry_point import restoring
 from mirrored.runtime.merge import Merge, same_object
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.runtime.variable_store import VariableStore
-from mirrored.values.belonging import check_placement
+from mirrored.values.belonging import check_placement, none_or_complete
 from mirrored.values.distributed_values import LocalPerReplica, Mirrored, PerReplica
 from mirrored.variables.assigned import as_result
 from mirrored.variables.assignment import Assignment
@@ -231,6 +231,8 @@ def _write(assignment: Assignment, value: object, here: Ambient, trace: Any) -> 
         value = value.value
     if isinstance(value, PerReplica) and here.replica is None and variable.device_assignment is not None:
         check_placement(assignment.called, variable.strategy, value, value.device_assignment)
+        value = none_or_complete(assignment.called, value)
+    assignment.refuse_none(value)
     if here.replica is not None:
         return _write_in_replica(assignment, value, store, here)
     if not variable.per_replica:

@@ -58,6 +58,20 @@ class Assignment:
         """
         return None if self.replaces else self.variable.detached(self.variable.stored())
 
+    def refuse_none(self, value: object) -> None:
+        """Raises an error if the value to assign is None.
+
+        Raises:
+            VariableError: It is None.
+        """
+        if value is None:
+            raise VariableError(
+                self.called,
+                found=f"the value for variable {self.variable.name!r} is None",
+                rule="an assigned value must be an array or number of the variable's shape",
+                remedy="assign an array, or call it only if there is a value",
+            )
+
     def combined(self, old: Operand, value: object) -> Any:
         """Returns the new value, computed from the variable's old value and `value`, after checking shape and dtype.
 
