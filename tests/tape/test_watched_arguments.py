@@ -327,3 +327,58 @@ def test_gradients_of_closed_over_values(
 def test_gradients_of_forms_of_closed_over_values(kind: str, where: str) -> None:
     strategy = mr.MirroredStrategy(["CPU:0", "CPU:1"], num_replicas=3, deterministic=True)
     check_closure(strategy, "jitted closure", closed_over_rows(strategy, kind), WHERE[where])
+
+
+# Functions of a strategy, a per-replica value and an array over which code outside of replicas, or of merges, closes.
+Program = Callable[[Any, Any, Any], Any]
+
+
+def summed_products(strategy: Any, read: Callable[[Any], Any], xs: Any, a: Any) -> Any:
+    return strategy.reduce("SUM", strategy.run(lambda x: jnp.sum(merged(read) * x * a), args=(xs,)), axis=None)
+
+
+READS: dict[str, tuple[Program, Body]] = {
+    "merge that reduces": (
+        lambda s, xs, a: summed_products(s, lambda s: s.reduce("SUM", xs, axis=None), xs, a),
+        lambda x, a: jnp.sum(x.sum(0) * x * a),
+    ),
+    "merge that gathers": (
+        lambda s, xs, a: summed_products(s, lambda s: jnp.sum(s.gather(xs, axis=0)), xs, a),
+        lambda x, a: jnp.sum(x.sum() * x * a),
+    ),
+    "merge that runs": (
+        lambda s, xs, a: summed_products(s, lambda s: s.run(lambda x: x * a, args=(xs,)), xs, a),
+        lambda x, a: jnp.sum((x * a) ** 2),
+    ),
+    "gather": (
+        lambda s, xs, a: jnp.sum(s.gather(xs, axis=0) ** 2) * jnp.sum(a),
+        lambda x, a: jnp.sum(x**2) * jnp.sum(a),
+    ),
+    "reduce": (
+        lambda s, xs, a: jnp.sum(s.reduce("SUM", xs, axis=None) ** 2 * a),
+        lambda x, a: jnp.sum(x.sum(0) ** 2 * a),
+    ),
+    "component": (
+        lambda s, xs, a: s.reduce("SUM", s.run(lambda x: jnp.sum(x * xs.values[0] * a), args=(xs,)), axis=None),
+        lambda x, a: jnp.sum(x * x[0] * a),
+    ),
+}
+
+
+@pytest.mark.first(4)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("read", READS)
+def test_gradients_of_reads_of_closed_over_values(
+    read: str, devices: int, replicas: int, deterministic: bool, where: str
+) -> None:
+    names = [f"CPU:{k}" for k in range(devices)]
+    strategy = mr.MirroredStrategy(names, num_replicas=replicas, deterministic=deterministic)
+    program, wanted = READS[read]
+    xs, a = closed_over_rows(strategy, "of components"), jnp.asarray(A)
+    of_xs, of_a = WHERE[where](lambda: program(strategy, xs, a), [xs, a])
+    wanted_of_x, wanted_of_a = jax.grad(wanted, (0, 1))(jnp.asarray(X[:replicas]), a)
+    found = np.stack(strategy.experimental_local_results(of_xs))
+    np.testing.assert_allclose(found, wanted_of_x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(of_a, wanted_of_a, rtol=1e-5, atol=1e-6)

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from mirrored._jax.placement import movable
+from mirrored._jax.traces import current_trace, is_eval_below
 from mirrored._typing import PyTree
 from mirrored.runtime.ambient import ReadableVariable, ReadListener, ambient, announce_read, is_tracked
-from mirrored.values.distributed_values import PerReplica
+from mirrored.values.distributed_values import LocalPerReplica, PerReplica
 from mirrored.values.stacking import (
     note_stack,
     register_tracing_check,
@@ -133,3 +134,15 @@ def stacked_of(
     if ambient().store is not None:
         note_stack(stacked, components, device_assignment)
     return stacked
+
+
+def is_stackable_in_trace(value: PerReplica) -> bool:
+    """Returns whether code that is traced gets a per-replica value whose components are arrays of one type.
+
+    It makes one stacked array of them (`stacked_of`), since it cannot move arrays between devices.
+    """
+    if value.is_stacked or isinstance(value, LocalPerReplica) or is_eval_below(current_trace()):
+        return False
+    components = value.values
+    are_arrays = all(isinstance(one, jax.Array) for one in components)
+    return are_arrays and len({(one.shape, one.dtype) for one in components}) == 1

@@ -30,7 +30,7 @@ from mirrored.collectives.stacked import (
 from mirrored.collectives.summation import floating, narrow, sum_along, widen
 from mirrored.errors import ArgumentError, NotSupportedError
 from mirrored.runtime.ambient import ambient
-from mirrored.runtime.component_reads import component_of, existing_stack, stacked_of
+from mirrored.runtime.component_reads import component_of, existing_stack, is_stackable_in_trace, stacked_of
 from mirrored.runtime.replica_runner import ReplicaRunner
 from mirrored.strategies.argument_checks import as_axis, as_operand, check_gathered
 from mirrored.topology.device_assignment import DeviceAssignment
@@ -428,22 +428,25 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
     value = as_per_replica(strategy, leaf, "Strategy.gather")
     if not isinstance(value, PerReplica):
         return value if value is None else as_operand("Strategy.gather", value)
-    runner = ambient().runner
-    if isinstance(value, LocalPerReplica) and runner is not None:
-        check_gathered("Strategy.gather", [value.local[0].shape], axis, "components")
+    runner, is_traced = ambient().runner, is_stackable_in_trace(value)
+    if runner is not None and (isinstance(value, LocalPerReplica) or is_traced):
+        first = value.local[0] if isinstance(value, LocalPerReplica) else value.values[0]
+        check_gathered("Strategy.gather", [first.shape], axis, "components")
         return _in_merge(runner.gather([_locals(runner, value)], axis)[0])
     layout = strategy.device_assignment
-    stacked = existing_stack(value) if layout is not None and (value.is_stacked or not layout.spans_processes) else None
+    stacked = None
+    if layout is not None and (value.is_stacked or not layout.spans_processes):
+        stacked = stacked_of(value, layout) if is_traced else existing_stack(value)
     if stacked is not None and layout is not None:
         check_gathered("Strategy.gather", [stacked.shape[1:]], axis, "components")
         normal = axis if axis >= 0 else axis + stacked.ndim - 1
         return _in_merge(gather_stacked(stacked, normal, layout))
     components = [as_operand("Strategy.gather", component) for component in value.values]
     check_dtypes("Strategy.gather", components)
-    if strategy.device_assignment is not None and strategy.device_assignment.spans_processes:
-        return gather_across(components, axis, strategy.device_assignment)
+    if layout is not None and layout.spans_processes:
+        return gather_across(components, axis, layout)
     check_gathered("Strategy.gather", [component.shape for component in components], axis, "components")
-    if strategy.device_assignment is not None and len(strategy.device_assignment.devices) > 1:
-        near = [jax.device_put(component, strategy.device_assignment.devices[0]) for component in components]
-        return _in_merge(on_all_devices(concatenated(near, axis), strategy.device_assignment))
+    if layout is not None and len(layout.devices) > 1:
+        near = [jax.device_put(component, layout.devices[0]) for component in components]
+        return _in_merge(on_all_devices(concatenated(near, axis), layout))
     return concatenated(components, axis)

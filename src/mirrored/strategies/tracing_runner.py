@@ -14,6 +14,7 @@ from jax import lax
 from mirrored._jax import caches
 from mirrored._jax.boxes import Array, is_live_box
 from mirrored._jax.jaxprs import is_inexact, is_reference
+from mirrored._jax.placement import unplaced
 from mirrored._jax.traces import CaptureTracer, Tracer, belongs_to, current_trace, is_staging_above, trace_below_tapes
 from mirrored._typing import Leaf, Operand
 from mirrored.analysis.loss_scale_check import SummedGradients
@@ -348,9 +349,12 @@ class TracingRunner(ReplicaRunner):
         if isinstance(value, Mirrored):
             return value.value
         if isinstance(value, PerReplica):
-            stacked = stacked_of(value, self.device_assignment, self.outer_listeners)
+            # A concrete array has the mesh of its sharding, which does not exist inside of the run.
+            stacked = unplaced(stacked_of(value, self.device_assignment, self.outer_listeners))
             rows = self.device_assignment.slots.rows(stacked)
-            return lax.dynamic_index_in_dim(rows, self._replica_at(local), keepdims=False)
+            row = lax.dynamic_index_in_dim(rows, self._replica_at(local), keepdims=False)
+            is_last = self.group_info.padded and local == self.num_local - 1
+            return without_padding_gradient(row, self.group_info.is_real()) if is_last else row
         return value
 
     def components_each(self, value: object) -> list[Any]:
