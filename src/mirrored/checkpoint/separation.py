@@ -40,11 +40,12 @@ class Separated:
     """The containers that `separate` has copied.
 
     Attributes:
-        copies: The paths where a copy is, with the path where the original is.
+        copies: The paths where a copy is, with the path where the original is; with None if that is a dataclass of
+            which `log_replaced` warns.
         undo: Puts the originals back.
     """
 
-    copies: dict[str, str]
+    copies: dict[str, str | None]
     undo: Undo
 
 
@@ -75,7 +76,7 @@ class _Copies:
     """
 
     def __init__(self) -> None:
-        self.paths: dict[str, str] = {}
+        self.paths: dict[str, str | None] = {}
         self._made: dict[tuple[int, str], Any] = {}
         self._originals: list[Any] = []  # so that their ids are not used again
         self._undos: list[Undo] = []
@@ -100,7 +101,7 @@ class _Copies:
                 self._refused.add(path)
             else:
                 self._undos.append(done)
-                self.paths[path] = shared.path
+                self.paths[path] = None if path in graph.repeated else shared.path
         return len(self._undos) > before
 
 
@@ -131,7 +132,7 @@ def follow_replaced(graph: Graph, undos: list[Undo]) -> None:
             return
 
 
-def log_copies(called: str, copies: Mapping[str, str]) -> None:
+def log_copies(called: str, copies: Mapping[str, str | None]) -> None:
     """Logs which parts of a checkpoint are copies now, because the program may still use the original.
 
     Args:
@@ -139,7 +140,7 @@ def log_copies(called: str, copies: Mapping[str, str]) -> None:
         copies: As in `Separated`.
     """
     for name, original in copies.items():
-        if "/" not in name:
+        if "/" not in name and original is not None:
             _log.warning(
                 "%s: the program passes one object as %r and %r, of which the checkpoint has separate values; "
                 "checkpoint.%s is a copy with its own values now. Continue with that: %s = checkpoint.%s",
@@ -279,7 +280,7 @@ def _is_of_values(value: object, holder: object) -> bool:
     if is_container(value) or isinstance(value, (SimpleNamespace, argparse.Namespace)):
         return True
     # A class with other bases is, for example, a module.
-    is_plain = all(map(dataclasses.is_dataclass, kind.__mro__[:-1]))
+    is_plain = all(dataclasses.is_dataclass(one) or "__attrs_attrs__" in vars(one) for one in kind.__mro__[:-1])
     return is_plain or (is_node(value) and (is_frozen(value) or hasattr(value, "__dict__")))
 
 
@@ -291,7 +292,11 @@ def _copied(value: Any) -> Any:
     """Returns a shallow copy of a container: another one with the same items."""
     if not isinstance(value, (dict, list, deque, UserDict, UserList)) and not dataclasses.is_dataclass(value):
         if is_node(value):
-            items, structure = jax.tree.flatten(value, is_leaf=lambda one: one is not value)
+            # An inner dict of an `nnx.State` is in a new state at each access, so that it is copied here, too.
+            is_state = _is_of_nnx(value, "State")
+            items, structure = jax.tree.flatten(
+                value, is_leaf=lambda one: _is_of_nnx(one, "Variable") if is_state else one is not value
+            )
             return jax.tree.unflatten(structure, items)
     made = copy.copy(value)
     attributes = getattr(made, "__dict__", None)
