@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+import mirrored.tf as tf
 from elastic.test_recovery import start as start  # a fixture
 from integrations.test_keras_resuming import EPOCHS, PER_EPOCH, fit, replicas
 from mirrored._jax import distributed
 from mirrored.checkpoint.json_state import decode, encode
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
-from mirrored.data import Dataset
+from mirrored.data import Dataset, global_seed
 from mirrored.integrations.keras import keras
 from mirrored.integrations.keras.elastic_fit import FitCallback, _decoded, _encoded
+from mirrored.tf._ops import generator
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 
@@ -184,6 +186,39 @@ def trained(memory: Memory, *, epochs: int = 4, callbacks: Any = ()) -> Any:
         callbacks=[*callbacks, best, stop, FitCallback(memory)],
     )
     return history.epoch, history.history, best.seen, best.weights, stop.stopped_epoch, model.get_weights()
+
+
+def noisy(memory: Memory, *, shares: bool) -> Any:
+    """The history and weights after a `fit` whose functions of datasets draw numbers that only an operation seeds."""
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+
+    def made() -> Any:
+        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(16, seed=1)
+        return data.map(lambda a, b: (a + tf.random.normal(a.shape, seed=3), b)).batch(4)
+
+    data = made()
+    validation = (data if shares else made()).take(2)
+    with replicas(2, deterministic=True).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile("sgd", "mse")
+    callback = FitCallback(memory)
+    history = model.fit(data, epochs=4, validation_data=validation, verbose=0, callbacks=[callback])
+    return history.history, model.get_weights()[0].tolist()
+
+
+@pytest.mark.parametrize(("at", "interrupt"), [(6, 10), (0, 2), (4, 5), (8, 14)])
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.first(1)
+def test_numbers_of_an_operation_seed_continue_in_training_and_validation(
+    monkeypatch: pytest.MonkeyPatch, shares: bool, at: int, interrupt: int
+) -> None:
+    monkeypatch.setattr(generator._global, "seed", None)
+    monkeypatch.setattr(global_seed.GlobalSeed, "seed", None)
+    expected = noisy(Memory(), shares=shares)
+    memory = Memory(at, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        noisy(memory, shares=shares)
+    assert noisy(memory, shares=shares) == expected
 
 
 STEPS = 6

@@ -41,6 +41,7 @@ from mirrored.integrations.keras.private import (
     sampler_of,
     shuffles_arrays,
     steps_seen,
+    validation_iterator,
 )
 from mirrored.integrations.keras.training import EndOfData, KerasBatches
 from mirrored.patches import replace
@@ -131,27 +132,41 @@ class _Resumption:
 class FitPosition:
     """The position of one `keras.Model.fit` call in its training data: the batches read so far.
 
+    It includes the number of passes over a dataset for validation, whose order and random numbers depend on it.
+
     Args:
         callbacks: The callbacks that the user has passed to `fit`.
+        model: The model that `fit` trains.
 
     Attributes:
         callbacks: The same.
         restored: The steps and the state of the last `set_state`; (0, None) before.
     """
 
-    def __init__(self, callbacks: Sequence[Any] = ()) -> None:
-        self.callbacks = callbacks
+    def __init__(self, callbacks: Sequence[Any] = (), model: Model | None = None) -> None:
+        self.callbacks, self._model = callbacks, model
         self.restored: tuple[int, dict[str, Any] | None] = (0, None)
         self._iterator: Any = None
         self._resumption: _Resumption | None = None
+        self._validation: KerasBatches | None = None
+        self._validated: Any = None  # a restored position, until the data for validation is known
 
     def note(self, iterator: EpochIterator) -> None:
-        """Stores the iterator over the training data (the first one in `fit`); ignores validation iterators."""
+        """Stores the iterators over the training data (the first one in `fit`) and over the data for validation."""
         if self._iterator is None:
             self._iterator = iterator
+        elif self._model is not None and validation_iterator(self._model) is iterator:
+            self._validation = _batches(iterator)
+            validated, self._validated = self._validated, None
+            training = _batches(self._iterator)
+            # The position in the training data contains the passes over steps that both datasets have.
+            is_apart = not _counting(training) & _counting(self._validation)
+            if self._validation is not None and validated is not None and is_apart:
+                with contextlib.suppress(InputError):  # other data, which may have fewer batches
+                    _restored(self._validation, validated, 0)
 
     def get_state(self, steps: int, is_shared: bool) -> dict[str, Any] | None:
-        """Returns how far `fit` has read the training data, as JSON-like data that a backup stores.
+        """Returns how far `fit` has read its data, as JSON-like data that a backup stores.
 
         Args:
             steps: The number of steps of the epoch that are done; 0 at its end.
@@ -168,12 +183,16 @@ class FitPosition:
         if most and passed >= most:
             passed = 0
         batches, source = _batches(iterator), _random_state(iterator.data_adapter)
+        state = {"passed": passed}
+        validated = self._validated if self._validation is None else self._validation.get_state()
+        if validated is not None:
+            state["validation"] = _of_all_workers(validated, is_shared and self._validation is not None)
         if batches is not None:
-            return {"passed": passed, "dataset": _of_all_workers(batches.get_state(), is_shared)}
+            return {**state, "dataset": _of_all_workers(batches.get_state(), is_shared)}
         if source is not None:
             begin = getattr(iterator.data_adapter, "mirrored_begin", None)
-            return {"passed": passed, "random": {"begin": begin, "now": source.get()}}
-        return {"passed": passed}
+            return {**state, "random": {"begin": begin, "now": source.get()}}
+        return state
 
     def set_state(self, state: dict[str, Any] | None, first: int) -> None:
         """Makes the next epoch of `fit` continue from a data position that a backup stored.
@@ -188,6 +207,7 @@ class FitPosition:
         self.restored = (first, state)
         passed = first if state is None else state["passed"]
         state = {} if state is None else state
+        self._validated = state.get("validation")
         resumption = self._resumption = _Resumption(first, passed, passed)
         batches, source = _batches(iterator), _random_state(iterator.data_adapter)
         is_known = not _has_unknown_order(iterator.data_adapter)
@@ -209,7 +229,7 @@ class FitPosition:
 
     def begin_anew(self) -> None:
         """Cancels the effect of `set_state`: the first epoch of `fit` begins at its first batch."""
-        self._resumption, self.restored = None, (0, None)
+        self._resumption, self.restored, self._validated = None, (0, None), None
         if self._iterator is not None:
             self._iterator.data_adapter.__dict__.pop("mirrored_begin_from", None)
             batches = _batches(self._iterator)
@@ -235,6 +255,17 @@ def position() -> FitPosition | None:
 def _batches(iterator: Any) -> KerasBatches | None:
     batches = getattr(iterator.data_adapter, "py_dataset", None)
     return batches if isinstance(batches, KerasBatches) else None
+
+
+def _counting(batches: KerasBatches | None) -> set[int]:
+    """Returns the ids of the steps of a `Dataset` that count its passes, because their order or numbers vary."""
+    steps, found = [getattr(batches and batches.dataset, "node", None)], set()
+    while steps:
+        step = steps.pop()
+        if step is not None:
+            steps.extend(step.parents)
+            found |= {id(step)} if step.draws or hasattr(step, "passes") else set()
+    return found
 
 
 def _of_all_workers(state: Any, is_shared: bool) -> Any:
@@ -371,7 +402,7 @@ def _with_position(fit: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fit)
     def with_position(self: Model, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
-        with _current.within(FitPosition(_flat(given))):
+        with _current.within(FitPosition(_flat(given), self)):
             return fit(self, *args, **kwargs)
 
     return with_position

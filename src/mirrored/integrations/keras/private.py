@@ -383,6 +383,11 @@ def steps_seen(iterator: EpochIterator) -> int:
     return 0 if iterator._current_iterator is None else int(iterator._steps_seen)
 
 
+def validation_iterator(model: Any) -> Any:
+    """Returns the iterator with which `fit` validates a model after each epoch; None before the first validation."""
+    return getattr(model, "_eval_epoch_iterator", None)
+
+
 def num_batches_seen(iterator: EpochIterator) -> int | None:
     """Returns the number of batches in one pass over the data; None if it is not known yet."""
     return iterator._num_batches  # type: ignore[no-any-return]

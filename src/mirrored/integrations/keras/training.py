@@ -145,7 +145,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         # data, and a longer one is cut, without a check: to read one more batch may fail or wait for a timeout.
         is_endless = cardinality == -1 or (cardinality < 0 and has_steps)
         self._count = cardinality if cardinality >= 0 else None if is_endless else sum(1 for _ in dataset)
-        self._dataset = dataset
+        self.dataset = dataset
         self.has_bare_elements = _has_bare_elements(dataset)
         self.has_parts = isinstance(dataset, DistributedDataset)
         self.parts: Parts | None = None  # of the last batch
@@ -163,7 +163,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
     def __getitem__(self, index: int) -> Any:
         try:
             if self._iterator is None or index != self._next:
-                self._iterator, self._next = iter(self._dataset), 0
+                self._iterator, self._next = iter(self.dataset), 0
                 for _ in range(index):
                     next(self._iterator)
                     self._next += 1
@@ -195,7 +195,7 @@ class KerasBatches(_PyDataset):  # type: ignore[misc]
         Raises:
             ArgumentError: The position belongs to another pipeline.
         """
-        iterator: Any = iter(self._dataset)
+        iterator: Any = iter(self.dataset)
         iterator.set_state(state)
         if is_new_pass:
             iterator.close()
