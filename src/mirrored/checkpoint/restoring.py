@@ -22,7 +22,7 @@ from mirrored.checkpoint.mismatches import check, check_conflicts, check_keras_s
 from mirrored.checkpoint.missing_slots import make_slots, optimizers_to_build
 from mirrored.checkpoint.overlaps import Overlaps
 from mirrored.checkpoint.saved import Saved
-from mirrored.checkpoint.separation import conflicts, follow_replaced, log_copies, separate
+from mirrored.checkpoint.separation import SharedPlaces, conflicts, log_copies, separate
 from mirrored.checkpoint.sharing import on_all_workers, own_position
 from mirrored.checkpoint.slot_groups import check_groups, log_unnamed
 from mirrored.collectives.host_allgather import skipping_comparisons
@@ -300,6 +300,7 @@ class Restoration:
         todo = {name: pair for name, pair in found.pairs.items() if name in chosen}
         overlaps = Overlaps(found.pairs, chosen, self._manifest)
         undos: list[Undo] = []
+        shared = SharedPlaces(graph)
 
         def put() -> None:
             check_keras_slots(graph, found, self._manifest, self._directory, called)
@@ -315,7 +316,7 @@ class Restoration:
                 ]
                 _put(own, self._put_one, undos)
                 overlaps.replace_overwritten(values, undos)
-                follow_replaced(graph, undos)
+                shared.follow(undos)
 
         try:
             self._agreed(called, "restore", put, first)

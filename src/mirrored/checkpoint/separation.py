@@ -92,7 +92,7 @@ class _Copies:
         before = len(self._undos)
         for path, source in shared.others.items():
             place, key = graph.alias_places[path], (id(shared.value), source)
-            if path in self._refused or place.get() is not shared.value:
+            if path in self._refused or not _holds(place, shared.value):
                 continue
             if key not in self._made:
                 self._made[key] = _copied(shared.value)
@@ -105,31 +105,35 @@ class _Copies:
         return len(self._undos) > before
 
 
-def follow_replaced(graph: Graph, undos: list[Undo]) -> None:
-    """Puts the objects that a restore has put in place of shared immutable ones at the other places of these, too.
+class SharedPlaces:
+    """The places of shared objects, at which a restore puts what it has put in place of immutable ones.
 
     An immutable mapping or object gets values by being replaced, at its first place.
 
     Args:
         graph: The state of the program before the restore.
-        undos: The functions that undo the restore, to which this adds.
     """
-    originals = {graph.names[number]: value for number, value in graph.visited.items()} if graph.alias_places else {}
-    for _ in range(_PASSES):
-        before = len(undos)
-        for path, place in graph.alias_places.items():
-            name = graph.aliases.get(path)
-            if name not in originals or name not in graph.places:
-                continue
-            try:
-                now, other = graph.places[name].get(), place.get()
-            except (AttributeError, LookupError):  # a place in an object that code of the program has replaced
-                continue
-            if now is not originals[name] and other is originals[name]:
-                done = _put(place, now)
-                undos.extend([] if done is None else [done])
-        if len(undos) == before:
-            return
+
+    def __init__(self, graph: Graph) -> None:
+        values = {graph.names[number]: value for number, value in graph.visited.items()} if graph.alias_places else {}
+        named = [
+            (graph.places[name], place, values[name])
+            for path, place in graph.alias_places.items()
+            if (name := graph.aliases.get(path)) in values and name in graph.places
+        ]
+        # Parts of Keras objects have the places of these objects, which are changed in place.
+        self._places = [one for one in named if _holds(one[0], one[2]) and _holds(one[1], one[2])]
+
+    def follow(self, undos: list[Undo]) -> None:
+        """Puts the new objects at the other places of the replaced ones; adds what undoes it to `undos`."""
+        for _ in range(_PASSES):
+            before = len(undos)
+            for first, place, value in self._places:
+                if _holds(place, value) and not _holds(first, value):
+                    done = _put(place, first.get())
+                    undos.extend([] if done is None else [done])
+            if len(undos) == before:
+                return
 
 
 def log_copies(called: str, copies: Mapping[str, str | None]) -> None:
@@ -222,6 +226,7 @@ class _SavedPaths:
         for path, name in self._aliases.items():
             if path in self.graph.alias_places:
                 paths.setdefault(name, []).append(path)
+        values = {self.graph.names[number]: value for number, value in self.graph.visited.items()} if paths else {}
         for name, others in paths.items():
             sources = {path: self._source(path, name) for path in (name, *others)}
             known = [(path, source) for path, source in sources.items() if source is not None]
@@ -230,7 +235,9 @@ class _SavedPaths:
             first, kept = known[0]
             apart = {path: one for path, one in known if one != kept and one in self._waiting and path != name}
             if apart:
-                yield _Shared(self.graph.alias_places[others[0]].get(), first, kept, apart)
+                is_repeated = others[0] in self.graph.repeated
+                value = self.graph.alias_places[others[0]].get() if is_repeated else values.get(name)
+                yield _Shared(value, first, kept, apart)
 
     def _source(self, path: str, name: str) -> str | None:
         """Returns the checkpoint's path of the object at one path of the program, or None."""
@@ -240,7 +247,10 @@ class _SavedPaths:
 
     def is_separable(self, shared: _Shared) -> bool:
         """Returns whether an object can be copied, because nothing in it would be shared by its copies wrongly."""
-        holders = [self.graph.alias_places[path].holder() for path in shared.others if path != shared.path]
+        others = [self.graph.alias_places[path] for path in shared.others]
+        if not all(_holds(place, shared.value) for place in others):  # of a Keras object
+            return False
+        holders = [place.holder() for place in others]
         return all(
             self._is_separable(shared.value, shared.source, one, (holder,))
             for holder in holders
@@ -306,6 +316,14 @@ def _copied(value: Any) -> Any:
         # The items of a mapping of the program's own class are in such an attribute.
         attributes.update({name: copy.copy(one) for name, one in attributes.items() if type(one) in (dict, list)})
     return made
+
+
+def _holds(place: Place, value: object) -> bool:
+    """Returns whether a value is at a place; the place of a part of a Keras object does not lead to the part."""
+    try:
+        return place.get() is value
+    except (AttributeError, LookupError, TypeError):
+        return False
 
 
 def _put(place: Place, value: object) -> Undo | None:
