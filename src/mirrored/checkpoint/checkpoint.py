@@ -339,6 +339,9 @@ class Checkpoint:
         `TrainState` of arrays), JAX arrays and PRNG keys cannot be changed, so the checkpoint gets a new one, and a
         warning is logged: continue with ``state = checkpoint.state``.
 
+        A dict, list or dataclass that the program has under several names, and the checkpoint separately, is copied, so
+        that each name has its own values. A variable or module is not: one of the values is left out, with a warning.
+
         Waits for the checkpoints that this process is writing, also those of managers and other checkpoints.
 
         Context: cross-replica, outside of compiled functions.
