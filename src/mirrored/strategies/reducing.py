@@ -227,8 +227,7 @@ def variable_components(strategy: Strategy, variable: Any) -> PerReplica:
     """Returns a sync-on-read variable's values as a `PerReplica`, including those assigned so far in this `run`."""
     here = ambient()
     if here.runner is not None and here.store is not None:
-        store = here.store
-        locals_ = [store.local(variable, k) for k in range(here.runner.num_local)]
+        locals_ = [here.store.local(variable, k) for k in range(here.runner.num_local)]
         return here.runner.group(locals_)  # type: ignore[no-any-return]
     stacked = variable.stored() if here.store is None else here.store.whole(variable)
     return PerReplica.from_stacked(stacked, strategy.device_assignment)  # type: ignore[arg-type]
@@ -439,8 +438,7 @@ def gather_leaf(strategy: Strategy, leaf: object, axis: int) -> Any:
         stacked = stacked_of(value, layout) if is_traced else existing_stack(value)
     if stacked is not None and layout is not None:
         check_gathered("Strategy.gather", [stacked.shape[1:]], axis, "components")
-        normal = axis if axis >= 0 else axis + stacked.ndim - 1
-        return _in_merge(gather_stacked(stacked, normal, layout))
+        return _in_merge(gather_stacked(stacked, axis % (stacked.ndim - 1), layout))
     components = [as_operand("Strategy.gather", component) for component in value.values]
     check_dtypes("Strategy.gather", components)
     if layout is not None and layout.spans_processes:
