@@ -20,6 +20,11 @@ class _Averaged:
     variables: tuple[Variable, ...]
     shared: Mapping[str, Variable]
 
+    @property
+    def in_slot_order(self) -> tuple[Variable, ...]:
+        """The variable."""
+        return self.variables
+
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
