@@ -301,3 +301,50 @@ def test_the_program_hears_of_a_copy(tmp_path, caplog):
     checkpoint.restore(path).assert_consumed()
     assert "ema = checkpoint.ema" in caplog.text
     assert checkpoint.params is start
+
+
+def test_what_the_program_shares_later_stays_shared(tmp_path, caplog):
+    path = Checkpoint(state={"params": leaf(1), "best": leaf(2)}, late=types.SimpleNamespace(x=mr.Variable(5.0))).save(
+        tmp_path / "x"
+    )
+    state, late = {"params": leaf(0), "best": None}, types.SimpleNamespace()
+    Checkpoint(state=state, late=late).restore(path).expect_partial()
+    caplog.clear()
+    state["params"] = leaf(7)
+    state["best"] = state["params"]
+    late.x = mr.Variable(0.0)
+    assert float(late.x) == 5
+    assert state["best"] is state["params"]
+    assert state["best"]["w"][0] == 7
+    assert not caplog.records
+
+
+class _Counts(collections.Counter):
+    """A class whose copies do not have its items: `copy` passes the items as the name."""
+
+    def __init__(self, name: object, *items: object) -> None:
+        super().__init__(*items)
+        self.name = name
+
+
+class _Zeros(collections.defaultdict):
+    """A class of which `copy` makes no copies."""
+
+    def __init__(self) -> None:
+        super().__init__(float)
+
+
+@pytest.mark.parametrize("make", [_Zeros, lambda: _Counts("n")], ids=["raises", "differs"])
+def test_containers_that_cannot_be_copied_are_reported(make, tmp_path, caplog):
+    def filled(value: int) -> Any:
+        made = make()
+        made["a"] = value
+        return made
+
+    path = Checkpoint(s=types.SimpleNamespace(a=filled(1), b=filled(2))).save(tmp_path / "x")
+    one = filled(0)
+    shared = types.SimpleNamespace(a=one, b=one)
+    with pytest.raises(CheckpointMismatchError, match="s/b  is the same object as s/a"):
+        Checkpoint(s=shared).restore(path).assert_consumed()
+    assert shared.a is shared.b is one
+    assert "s/b and s/a, which are one object" in caplog.text

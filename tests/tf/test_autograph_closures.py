@@ -294,3 +294,72 @@ def test_a_branch_does_not_carry_the_names_of_its_own_closures():
 
     assert int(f(tf.constant(1))) == 12
     assert len(traces) == 1
+
+
+def left_early(x):
+    n = 0
+
+    def s():
+        nonlocal n
+        n += 1
+
+    for _ in range(3):
+        if x > 5:
+            return x
+        s()
+        x = x + n
+    return x
+
+
+def broken(x):
+    n = 0
+
+    def s():
+        nonlocal n
+        n += 1
+
+    for _ in range(3):
+        for _ in range(2):
+            if x > 5:
+                break
+            s()
+            x = x + n
+    return x + n
+
+
+def counted_in_a_while(x):
+    n, i = 0, 0
+
+    def s():
+        nonlocal n
+        n += 1
+        return n
+
+    while i < 3:
+        if x > 5:
+            return x
+        x = x + s()
+        i += 1
+    return x
+
+
+def counted_in_a_range(x):
+    n = 0
+
+    def s():
+        nonlocal n
+        n += 1
+        return n
+
+    for _ in tf.range(3):
+        if x > 5:
+            break
+        x = x + s()
+    return x + n
+
+
+@pytest.mark.parametrize("program", [left_early, broken, counted_in_a_while, counted_in_a_range])
+def test_a_jump_in_a_loop_comes_before_a_closure_that_assigns(program):
+    compiled = tf.function(program)
+    for value in (3, 6, -2, 5):
+        assert int(compiled(tf.constant(value))) == int(program(tf.constant(value)))

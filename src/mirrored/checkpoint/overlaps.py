@@ -76,7 +76,10 @@ class _SeparateLeaf(ArrayLeaf):
         if saved.kind == "number" or (saved.shape == () and saved.array_type not in ("", "numpy")):
             return super().put(saved)
         place, before = self.place, self.place.get()
-        place.put(self.made.setdefault(id(before), np.array(saved.one(), before.dtype)))
+        if id(before) not in self.made:
+            self.made[id(before)] = np.empty_like(before, subok=not isinstance(before, np.memmap))
+            self.made[id(before)][...] = saved.one()
+        place.put(self.made[id(before)])
         return lambda: place.put(before)
 
 

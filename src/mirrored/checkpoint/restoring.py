@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -125,12 +126,14 @@ class Restoration:
                 one side.
             DamagedCheckpointError: The files were changed or damaged after they were written.
         """
+        undo: Undo | None = None
         separated = separate(self._look, self._manifest, self._waiting())
-        undo = add_saved_numbers(self._look, self._manifest)
         try:
+            undo = add_saved_numbers(self._look, self._manifest)
             self._restore(called, lambda name, leaf: True, strict=strict, first=True)
         except BaseException:
-            undo()
+            if undo is not None:
+                undo()
             separated.undo()
             raise
         log_copies(called, separated.copies)
@@ -168,7 +171,7 @@ class Restoration:
             if new:
                 self._give_up(new)
             return bool(new)
-        separated = separate(self._look, self._manifest, self._waiting())
+        separated = separate(self._look, self._manifest, self._waiting(), functools.partial(_are_wanted, wanted))
         inside = tuple(f"{path}/" for path in separated.copies)
 
         def wanted_too(name: str, leaf: Leaf) -> bool:
@@ -306,7 +309,8 @@ class Restoration:
             check_keras_slots(graph, found, self._manifest, self._directory, called)
             expected = tuple(name for name in found.unexpected if name not in self._manifest.carried)
             check(dataclasses.replace(found, unexpected=expected), self._directory, called, strict=strict, first=first)
-            check_conflicts(found.conflicts, self._directory, called, refuses_all=self._refuses_conflicts)
+            here = [one for one in found.conflicts if first or _is_wanted(wanted, graph, one)]
+            check_conflicts(here, self._directory, called, refuses_all=self._refuses_conflicts)
             values = self._values([source for source, _ in todo.values()])
             # All workers read the same files, so what they assign need not be compared.
             with outside_of_steps(called), skipping_comparisons():
@@ -328,9 +332,10 @@ class Restoration:
         log_unnamed({name: leaf for name, (_, leaf) in found.pairs.items() if name in chosen}, self._directory)
         self._done |= chosen
         self._used.update(source for source, _ in todo.values())
-        log_conflicts(found.conflicts, self._directory, called)
-        self._used |= {name for one in found.conflicts for name in superseded(one, self._manifest)}
-        self._conflicts.extend(found.conflicts)
+        here = [one for one in found.conflicts if first or _is_wanted(wanted, graph, one)]
+        log_conflicts(here, self._directory, called)
+        self._used |= {name for one in here for name in superseded(one, self._manifest)}
+        self._conflicts.extend(here)
 
     def _checked(self, called: str, wanted: Callable[[str, Leaf], bool], *, first: bool) -> tuple[Graph, Match]:
         """Returns the program's state, and the result of comparing it with the checkpoint; checks the files, too."""
@@ -375,6 +380,31 @@ class Restoration:
         if mark != self._verified:
             verify_files(self._directory, self._manifest)
             self._verified = mark
+
+
+def _are_wanted(wanted: Callable[[str, Leaf], bool], graph: Graph, name: str, paths: Iterable[str]) -> bool:
+    """Returns whether a restore that goes on may put copies of a container at other paths of it.
+
+    The program has just set these paths, or created what is in the container. Other containers are at several places
+    because the program has put them there since the restore began.
+
+    Args:
+        wanted: From a name in the program and its leaf to whether it was just created.
+        graph: The state of the program.
+        name: The name of the container.
+        paths: The other paths.
+    """
+    inside = _inside(graph, name)
+    return bool(inside) and all(wanted(f"{path}{end}", leaf) for path in paths for end, leaf in inside.items())
+
+
+def _is_wanted(wanted: Callable[[str, Leaf], bool], graph: Graph, one: Conflict) -> bool:
+    inside = _inside(graph, graph.aliases.get(one.name, one.name))
+    return any(wanted(f"{one.name}{end}", leaf) for end, leaf in inside.items())
+
+
+def _inside(graph: Graph, path: str) -> dict[str, Leaf]:
+    return {name.removeprefix(path): leaf for name, leaf in graph.leaves.items() if f"{name}/".startswith(f"{path}/")}
 
 
 def _put(todo: list[tuple[Leaf, Saved]], put_one: Callable[[Leaf, Saved], Undo], undos: list[Undo]) -> None:

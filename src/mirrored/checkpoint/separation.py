@@ -15,7 +15,7 @@ import copy
 import dataclasses
 import logging
 from collections import UserDict, UserList, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -49,19 +49,32 @@ class Separated:
     undo: Undo
 
 
-def separate(look: Callable[[], Graph], manifest: Manifest, waiting: set[str]) -> Separated:
+def separate(
+    look: Callable[[], Graph],
+    manifest: Manifest,
+    waiting: set[str],
+    may_copy: Callable[[Graph, str, Iterable[str]], bool] = lambda graph, name, paths: True,
+) -> Separated:
     """Puts copies of shared containers where the checkpoint has other ones.
 
     Args:
         look: Returns the state of the program.
         manifest: The manifest of the checkpoint.
         waiting: The names in the checkpoint that are not restored yet.
+        may_copy: From the state of the program, a container's name and its other paths to whether these may get copies.
     """
     copies = _Copies()
-    for _ in range(_PASSES):
-        saved = _SavedPaths(look(), manifest, waiting)
-        if not any([copies.put(shared, saved.graph) for shared in saved.shared() if saved.is_separable(shared)]):
-            break
+    try:
+        for _ in range(_PASSES):
+            saved = _SavedPaths(look(), manifest, waiting)
+            found = [
+                one for one in saved.shared() if may_copy(saved.graph, one.name, one.others) and saved.is_separable(one)
+            ]
+            if not any([copies.put(shared, saved.graph) for shared in found]):
+                break
+    except BaseException:
+        copies.undo()
+        raise
     return Separated(copies.paths, copies.undo)
 
 
@@ -96,7 +109,7 @@ class _Copies:
                 continue
             if key not in self._made:
                 self._made[key] = _copied(shared.value)
-            done = _put(place, self._made[key])
+            done = None if self._made[key] is None else _put(place, self._made[key])
             if done is None:
                 self._refused.add(path)
             else:
@@ -187,12 +200,14 @@ class _Shared:
 
     Attributes:
         value: The object.
+        name: Its name in the program.
         path: The place that keeps it.
         source: The name in the checkpoint of what is at that place.
         others: The names in the checkpoint of what is at the other places, by place.
     """
 
     value: Any
+    name: str
     path: str
     source: str
     others: dict[str, str]
@@ -218,17 +233,20 @@ class _SavedPaths:
         left = leaves & waiting
         self._waiting = self._known if waiting >= manifest.leaves.keys() else left | paths_above(left)
         self._others = graph.other_names()
-        self._aliases = graph.aliases if needs_leaves else {**graph.aliases, **graph.repeated}
+        # A manifest of an earlier version does not tell whether it has one object at the places in `repeated`.
+        tells = not needs_leaves and manifest.overlaps is not None
+        self._aliases = {**graph.aliases, **graph.repeated} if tells else graph.aliases
 
     def shared(self) -> Iterator[_Shared]:
         """Yields the objects at several places of which the checkpoint has several."""
         paths: dict[str, list[str]] = {}
-        for path, name in self._aliases.items():
+        for path, name in self._aliases.items() if self._waiting else ():
             if path in self.graph.alias_places:
                 paths.setdefault(name, []).append(path)
         values = {self.graph.names[number]: value for number, value in self.graph.visited.items()} if paths else {}
         for name, others in paths.items():
-            sources = {path: self._source(path, name) for path in (name, *others)}
+            of_others = {other: paths for other, paths in self._others.items() if other != name}
+            sources = {path: self._source(path, of_others) for path in (name, *others)}
             known = [(path, source) for path, source in sources.items() if source is not None]
             if len({source for _, source in known}) < 2:
                 continue
@@ -237,11 +255,13 @@ class _SavedPaths:
             if apart:
                 is_repeated = others[0] in self.graph.repeated
                 value = self.graph.alias_places[others[0]].get() if is_repeated else values.get(name)
-                yield _Shared(value, first, kept, apart)
+                yield _Shared(value, name, first, kept, apart)
 
-    def _source(self, path: str, name: str) -> str | None:
-        """Returns the checkpoint's path of the object at one path of the program, or None."""
-        of_others = {other: paths for other, paths in self._others.items() if other != name}
+    def _source(self, path: str, of_others: Mapping[str, list[str]]) -> str | None:
+        """Returns the checkpoint's path of the object at one path of the program, or None.
+
+        `of_others` are the other paths of the other objects.
+        """
         found = (resolve(one, self._manifest) for one in paths_to(path, of_others))
         return next((one for one in found if one in self._known), None)
 
@@ -298,8 +318,25 @@ def _is_of_nnx(value: object, name: str) -> bool:
     return any(one.__name__ == name and f"{one.__module__}.".startswith("flax.nnx.") for one in type(value).__mro__)
 
 
-def _copied(value: Any) -> Any:
-    """Returns a shallow copy of a container: another one with the same items."""
+def _copied(value: Any) -> Any | None:
+    """Returns a shallow copy of a container: another one with the same items; None if its class makes no such copy."""
+    with contextlib.suppress(Exception):  # of code of the user's class
+        made = _copied_by_its_class(value)
+        if type(made) is type(value) and _has_same_items(made, value):
+            return made
+    return None
+
+
+def _has_same_items(made: Any, value: Any) -> bool:
+    """Returns whether a copy of a dict, list or deque has the items of the original; True for other containers."""
+    if isinstance(value, (dict, UserDict)):
+        return list(made) == list(value) and all(made[key] is value[key] for key in value)
+    if isinstance(value, (list, deque, UserList)):
+        return len(made) == len(value) and all(one is other for one, other in zip(made, value, strict=True))
+    return True
+
+
+def _copied_by_its_class(value: Any) -> Any:
     if not isinstance(value, (dict, list, deque, UserDict, UserList)) and not dataclasses.is_dataclass(value):
         if is_node(value):
             # An inner dict of an `nnx.State` is in a new state at each access, so that it is copied here, too.

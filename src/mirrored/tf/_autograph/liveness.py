@@ -26,6 +26,7 @@ _OUT: Final = "names read after it"
 _IN: Final = "names read in it or after it"
 _PLAIN: Final = {anno.Static.LIVE_VARS_OUT: _OUT, anno.Static.LIVE_VARS_IN: _IN}
 _OWN: Final = "names that closures in it read"
+_JUMPS: Final = "whether a jump leaves out statements in it"
 _ASSIGNED: Final = "names that closures of the function assign"
 
 
@@ -85,7 +86,7 @@ class _Transformer(control_flow.ControlFlowTransformer):  # type: ignore[misc]
 
     def _get_block_vars(self, node: ast.stmt, modified: Any) -> Any:
         assigned = anno.getanno(node, _ASSIGNED)
-        if isinstance(node, ast.If) and _follows_jump(node):
+        if anno.getanno(node, _JUMPS):
             modified = modified | assigned & anno.getanno(node, anno.Static.DEFINED_VARS_IN)
         whole = {key: anno.getanno(node, key) for key in _PLAIN}
         for key, plain in _PLAIN.items():
@@ -102,8 +103,8 @@ class _Transformer(control_flow.ControlFlowTransformer):  # type: ignore[misc]
         return all_names, tuple(name for name in undefined if name not in assigned), all_count
 
 
-def _follows_jump(node: ast.If) -> bool:
-    """Returns whether an `if` may contain the statements that a `return`, `break` or `continue` leaves out.
+def _follows_jump(node: ast.stmt) -> bool:
+    """Returns whether a statement may contain others that a `return`, `break` or `continue` leaves out.
 
     What closures assign that these statements call becomes part of its state: the user has written no branch for them.
     """
@@ -245,6 +246,7 @@ class _Annotator(liveness.TreeAnnotator):  # type: ignore[misc]
                 loop = None if self._loop is node else self._loop
                 out |= _qualified(self._closures.around(node, loop))
                 anno.setanno(node, _OWN, _qualified(self._closures.inside(node)))
+                anno.setanno(node, _JUMPS, _follows_jump(node))
                 anno.setanno(node, _ASSIGNED, _qualified(self._closures.assigned))
             anno.setanno(node, anno.Static.LIVE_VARS_OUT, frozenset(out))
         return node
