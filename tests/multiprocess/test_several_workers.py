@@ -173,6 +173,8 @@ def test_data_of_each_workers_own(tmp_path):
     assert first["lengths"] == second["lengths"] == [2.0, 7.0, 9.0, 6.0]
     assert first["one order"] == second["one order"]
     assert sorted(first["one order"][0]) == list(range(16))
+    for shares in zip(first["shards"], second["shards"], strict=True):  # of each pass, without a seed
+        assert sorted(np.ravel(shares).tolist()) == list(range(16))
     assert (first["resumed"], second["resumed"]) == (True, True)
     assert (first["rest"], second["rest"]) == (first["file"][1:], second["file"][1:])
 

@@ -73,7 +73,7 @@ class DistributedIterator(IteratedAsPython):
         note_created(self)
 
     def _steps_of(self, reader: Reader) -> WorkerSteps | None:
-        return worker_steps(reader, self._placer) if self._placer.spans_processes else None
+        return worker_steps(reader, self._placer)
 
     def _new_feed(self) -> Feed:
         reader, placer, stats, stop = self._reader, self._placer, self._stats, StopFlag()

@@ -297,9 +297,9 @@ class ElementsInTurn:
         """Whether one of the datasets has a read position that all its iterators share."""
         return any(source.shares_position for source in self._sources)
 
-    def shard_orders(self) -> list[Any]:
-        """Returns what the elements depend on that each dataset divides with `shard` (`Source.shard_order`)."""
-        return [source.shard_order(cursor) for source, cursor in zip(self._sources, self._cursors, strict=True)]
+    def iterators(self) -> list[tuple[Source, Any]]:
+        """Returns the datasets and their iterators."""
+        return list(zip(self._sources, self._cursors, strict=True))
 
     def __init__(self, sources: Sequence[Source], num_replicas: int, workers: int = 1) -> None:
         self._sources, self._workers = sources, workers

@@ -35,6 +35,7 @@ from mirrored.data.foreign import (
 from mirrored.data.loader_positions import LoaderCursors
 from mirrored.data.options import UNKNOWN_CARDINALITY
 from mirrored.data.placement import batch_size
+from mirrored.data.shard_orders import ShardOrder
 from mirrored.data.specs import NoElementError, map_specs, spec_of
 from mirrored.errors import ArgumentError, EndOfDataError
 
@@ -157,16 +158,24 @@ class Source(abc.ABC):
             StructureError: The elements are single examples.
         """
 
-    def shard_order(self, cursor: Cursor) -> Any:
-        """Returns what a dataset divides with `shard` among the workers, and in which order, to compare the workers.
-
-        None if no `shuffle` comes before a `shard`.
+    def shard_orders(self, cursor: Cursor) -> list[ShardOrder]:
+        """Returns what each `shard` of a dataset divides, and in which order; only of elements in a random order.
 
         Args:
             cursor: A result of `open`, before its first element.
         """
         del cursor
-        return None
+        return []
+
+    def share_shard_orders(self, cursor: Cursor, seeds: dict[int, list[int]], iteration: int) -> None:
+        """Sets the seeds before each `shard`, and the number of the pass.
+
+        Args:
+            cursor: A result of `open`, before its first element.
+            seeds: By the place in the result of `shard_orders`: the seeds.
+            iteration: The number of the pass.
+        """
+        del cursor, seeds, iteration
 
     def as_of_now(self, cursor: Cursor, state: Any) -> Any:
         """Returns the read position `state` with the current value of the iteration counter.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -12,11 +11,14 @@ import numpy as np
 from mirrored._jax.trees import tree_map
 from mirrored._typing import PyTree
 from mirrored.collectives.host_allgather import check_equal, host_allgather
+from mirrored.data.cursors import Cursor
 from mirrored.data.elements import Element
 from mirrored.data.feed import log
 from mirrored.data.options import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from mirrored.data.placement import Placer
 from mirrored.data.readers import ElementsInTurn, GlobalBatches, Reader, is_power_of_two
+from mirrored.data.shard_orders import agreed_orders
+from mirrored.data.sources import Source
 from mirrored.errors import DisagreementError
 from mirrored.values.distributed_values import PerReplica
 
@@ -65,11 +67,17 @@ class WorkerSteps(Protocol):
         ...
 
 
-def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps:
+def worker_steps(reader: Reader, placer: Placer) -> WorkerSteps | None:
     """Returns the `WorkerSteps` object by which several workers agree on the input of each training step.
+
+    None for a single worker. Shards of one dataset begin in a common order.
 
     Context: when an iterator is created.
     """
+    if isinstance(reader, ElementsInTurn):
+        _share_shard_orders(reader.iterators(), placer.spans_processes)
+    if not placer.spans_processes:
+        return None
     if isinstance(reader, GlobalBatches):
         reader.share_seeds()
         if not placer.own_batches:
@@ -117,8 +125,6 @@ class OwnBatches:
         reader.layout.keep()
         self._reader, self._placer = reader, placer
         self._template: Any = None
-        orders = reader.shard_orders() if isinstance(reader, ElementsInTurn) else []
-        _check_shards(host_allgather("iter(dataset)", "compare the orders before shard", orders))
 
     def agreed_input(self, value: PyTree, has_ended: bool, number: int) -> Any:
         """Returns this worker's per-replica batches for the next step; empty ones if this worker has no more data.
@@ -162,26 +168,22 @@ class OwnBatches:
         return value if uniform else tree_map(_ragged, value, is_leaf=_is_per_replica)
 
 
-def _check_shards(everyone: Sequence[Sequence[Any]]) -> None:
-    """Raises an error if workers take different shards of the same data in different orders.
-
-    Args:
-        everyone: The results of `Source.shard_order` for the datasets of each worker.
-    """
-    for worker, theirs in enumerate(everyone):
-        for own, other in itertools.product(everyone[0], theirs):
-            is_divided = own and other and own["data"] == other["data"] and own["index"] != other["index"]
-            if is_divided and own["order"] != other["order"]:
-                (first, _), (second, _) = own["order"], other["order"]
-                raise DisagreementError(
-                    "iter(dataset)",
-                    found=f"the workers 0 and {worker} take the shards {own['index']} and {other['index']} of the same "
-                    f"data, shuffled in different orders (seeds {first} and {second})",
-                    rule="shards divide the data only if they are parts of one order: else examples are lost, and "
-                    "others are read twice",
-                    remedy="shuffle after shard, or pass the same seed to shuffle on all workers (without seeds: call "
-                    "tf.random.set_seed before)",
-                )
+def _share_shard_orders(iterators: Sequence[tuple[Source, Cursor]], spans_processes: bool) -> None:
+    """Lets all datasets that take shards of the same data shuffle it in the same order."""
+    if not spans_processes and len(iterators) == 1:
+        return
+    own = [source.shard_orders(cursor) for source, cursor in iterators]
+    worker, everyone = 0, [own]
+    if spans_processes:
+        everyone = host_allgather("iter(dataset)", "agree on the orders before shard", own)
+        worker = jax.process_index()
+    seeds, iteration = agreed_orders(everyone)
+    for number, (source, cursor) in enumerate(iterators):
+        of_dataset = {
+            place: found for (who, dataset, place), found in seeds.items() if (who, dataset) == (worker, number)
+        }
+        if of_dataset:
+            source.share_shard_orders(cursor, of_dataset, iteration)
 
 
 def _shapes(value: PyTree) -> list[Any]:

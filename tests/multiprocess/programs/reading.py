@@ -43,12 +43,20 @@ lengths = strategy.distribute_datasets_from_function(
 one_file_is_empty = TextLineDataset([files[0], str(folder / "none.txt")]).map(lambda line: np.float32(line)).batch(4)
 alone = strategy.experimental_distribute_dataset(policy(one_file_is_empty, AutoShardPolicy.FILE))
 unseeded = strategy.experimental_distribute_dataset(Dataset.range(16).shuffle(16).batch(16))
+
+
+def shard_of_shuffled(context: Any) -> Any:
+    whole = Dataset.range(16).shuffle(16).shuffle(4)
+    return whole.shard(context.num_input_pipelines, context.input_pipeline_id).shuffle(8).batch(2)
+
+
 found = {
     "file": mine(by_file),
     "file sums": summed(by_file),
     "off": mine(strategy.experimental_distribute_dataset(policy(Dataset.range(8).batch(8), AutoShardPolicy.OFF))),
     "alone": [mine(alone), summed(alone)],
     "lengths": summed(lengths),
+    "shards": [mine(strategy.distribute_datasets_from_function(shard_of_shuffled)) for _ in range(2)],
     "one order": [np.asarray(strategy.gather(batch, 0)).tolist() for batch in unseeded],
 }
 

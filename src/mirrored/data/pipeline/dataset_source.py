@@ -21,12 +21,14 @@ from mirrored.data.pipeline.forgiving import Forgiving
 from mirrored.data.pipeline.indexed_sources import MemorySource
 from mirrored.data.pipeline.iterators import DatasetIterator
 from mirrored.data.pipeline.nodes import Node, Run, first_element, nodes, seeded
+from mirrored.data.pipeline.seeds import DrawnSeed
 from mirrored.data.pipeline.shuffling import Shuffled
 from mirrored.data.pipeline.stateful import TakenWhile
 from mirrored.data.pipeline.streams import Filtered, IterableSource, Rebatched
 from mirrored.data.pipeline.transformations import Mapping, Prefetched, Repeated, Sliced
 from mirrored.data.pipeline.zipping import Zipped
 from mirrored.data.placement import BATCH_DATASET, batch_size
+from mirrored.data.shard_orders import ShardOrder
 from mirrored.data.sources import Source, WorkerShare, elastic_job_error, register_kind
 from mirrored.data.specs import NoElementError, empty_batch
 from mirrored.errors import EndOfDataError, InputError, StructureError
@@ -152,17 +154,27 @@ class DatasetSource(Source):
         number = iterator.draws[0] if self.own_data else everyone[0][2]
         iterator.begin_as(iteration, everyone[0][1], (number, count))
 
-    def shard_order(self, cursor: Cursor) -> Any:
+    def shard_orders(self, cursor: Cursor) -> list[ShardOrder]:
+        iterator = cast(DatasetIterator, cursor)
+        seeds = dict(zip(map(id, seeded(self.dataset.node)), iterator.seeds, strict=True))
+        orders: list[ShardOrder] = []
+        for step in _shards(self.dataset.node):
+            kept = {one for earlier in nodes(step.parent) for one in earlier.kept_seeds()}  # in a cache file
+            found = [
+                [seeds[id(one)], id(one) in kept or not isinstance(one.seed, DrawnSeed), isinstance(one, Shuffled)]
+                for one in seeded(step.parent)
+            ]
+            data = [step.step, digest_of(step.parent)]
+            orders.append({"data": data, "index": step.start, "seeds": found, "iteration": iterator.iteration})
+        return orders
+
+    def share_shard_orders(self, cursor: Cursor, seeds: dict[int, list[int]], iteration: int) -> None:
         iterator, node = cast(DatasetIterator, cursor), self.dataset.node
-        seeds = dict(zip(map(id, seeded(node)), iterator.seeds, strict=True))
-        for step in nodes(node):
-            if not isinstance(step, Sliced) or step.step == 1:
-                continue
-            if shuffles := [one for one in seeded(step.parent) if isinstance(one, Shuffled)]:
-                varies = any(one.varies for one in shuffles)
-                order = [[seeds[id(one)] for one in shuffles], iterator.iteration if varies else 0]
-                return {"data": [step.step, digest_of(step.parent)], "index": step.start, "order": order}
-        return None
+        own = dict(zip(map(id, seeded(node)), iterator.seeds, strict=True))
+        for place, step in enumerate(_shards(node)):
+            if place in seeds:
+                own.update(zip(map(id, seeded(step.parent)), seeds[place], strict=True))
+        iterator.begin_as(iteration, list(own.values()), iterator.draws)
 
     def as_of_now(self, cursor: Cursor, state: Any) -> Any:
         known = isinstance(state, dict)  # otherwise restored from data without positions
@@ -206,6 +218,12 @@ class DatasetSource(Source):
             return batch_size(iterator.first_of(state))
         except Exception:  # the iteration that begins again raises it, or this element has been left out
             return None
+
+
+def _shards(node: Node) -> list[Sliced]:
+    """Returns the `shard` steps of a dataset that take a part of elements in a random order."""
+    shards = [step for step in nodes(node) if isinstance(step, Sliced) and step.step != 1]
+    return [step for step in shards if seeded(step.parent)]
 
 
 def _first(dataset: Dataset) -> Element | None:
