@@ -117,6 +117,27 @@ def test_a_position_repeats_the_numbers_of_a_seed_in_a_process_that_has_read_oth
         assert numbers(restored) == expected
 
 
+@pytest.mark.usefixtures("no_global_seed")
+@pytest.mark.parametrize("kind", ["with a seed", "Generator", "SeedGenerator"])
+def test_a_pipeline_that_draws_before_a_restored_one_has_other_numbers(kind: str) -> None:
+    def made() -> tuple[Any, Any]:
+        function = FUNCTIONS[kind]()
+        return tf.data.Dataset.range(N).map(function), tf.data.Dataset.range(N).map(function)
+
+    training, validation = made()
+    numbers(training)
+    expected = numbers(validation)
+    reading = iter(training)
+    next(reading)
+    position = json.loads(json.dumps(reading.get_state()))
+    rest = numbers(reading)
+    training, validation = made()
+    restored = iter(training)
+    restored.set_state(position)
+    assert numbers(validation) == expected
+    assert numbers(restored) == rest
+
+
 @pytest.mark.parametrize("kind", ["tf.random", "Generator", "SeedGenerator"])
 def test_datasets_with_one_generator_draw_different_numbers(kind: str) -> None:
     function = FUNCTIONS[kind]()

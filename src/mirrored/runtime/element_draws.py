@@ -90,6 +90,8 @@ def packed(numbers: Sequence[int]) -> bytes:
 _indices_lock: Final = threading.Lock()
 # By the number of a pipeline, and the seed of each random generator from which it draws: the pipeline's index.
 _indices: Final[dict[int, dict[tuple[int, ...], int]]] = {}
+# By the seed of a generator, and the number of a pipeline at a restored position that has not drawn since: its index.
+_restored: Final[dict[tuple[int, ...], dict[int, int]]] = {}
 
 
 class Pipelines:
@@ -105,8 +107,8 @@ class Pipelines:
     def number_of(self, pipeline: int, seed: Sequence[int]) -> int:
         """Returns an input pipeline's index, with pipelines ordered by their first random draw.
 
-        The first draw assigns the index, unless a restored position contains it. Returns 0 while the element spec is
-        inferred.
+        The first draw assigns the index, unless a restored position contains it. A new index is larger than those of
+        restored pipelines, also if these draw later. Returns 0 while the element spec is inferred.
 
         Args:
             pipeline: The number of the pipeline.
@@ -115,9 +117,12 @@ class Pipelines:
         if not pipeline:
             return 0
         with _indices_lock:
+            restored = _restored.get(tuple(seed), {})
             if pipeline not in self._numbers:
                 known = _indices.setdefault(pipeline, {})
-                self._numbers[pipeline] = known.setdefault(tuple(seed), 1 + max(self._numbers.values(), default=-1))
+                following = 1 + max((*self._numbers.values(), *restored.values()), default=-1)
+                self._numbers[pipeline] = known.setdefault(tuple(seed), following)
+            restored.pop(pipeline, None)
             return self._numbers[pipeline]
 
 
@@ -133,7 +138,9 @@ def indices_of(pipeline: int) -> list[list[int]]:
 def set_indices(pipeline: int, indices: Iterable[Sequence[int]]) -> None:
     """Sets the indices with which a pipeline draws from generators that it has not drawn from in this process."""
     with _indices_lock:
-        _indices.setdefault(pipeline, {}).update({tuple(seed): index for *seed, index in indices})
+        for *seed, index in indices:
+            _indices.setdefault(pipeline, {})[tuple(seed)] = index
+            _restored.setdefault(tuple(seed), {})[pipeline] = index
 
 
 class DrewWhileTracing(BaseException):
