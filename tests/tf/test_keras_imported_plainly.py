@@ -33,3 +33,32 @@ IMPORTS = {
 def test_fit_takes_datasets_and_seeds_are_those_of_tf_random(order: str) -> None:
     run = run_python(f"{IMPORTS[order]}\n{TRAINING}", KERAS_BACKEND="jax")
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("order", ["import mirrored.tf as tf, keras", "import keras, mirrored.tf as tf"])
+@pytest.mark.first(1)
+def test_keras_on_another_backend_is_not_connected(order: str) -> None:
+    program = """
+import warnings
+import numpy as np
+assert keras.ops.convert_to_numpy(keras.random.uniform((1,))).shape == (1,)
+for expected in (1, 0):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+            pass
+    assert sum("keras uses the backend 'numpy'" in str(one.message) for one in caught) == expected
+"""
+    run = run_python(f"{order}\n{program}", KERAS_BACKEND="numpy")
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_package_is_read_without_its_import() -> None:
+    run = run_python(
+        "import mirrored.tf, importlib.util, pkgutil, sys\n"
+        "loader = importlib.util.find_spec('keras').loader\n"
+        "assert loader.is_package('keras') and loader.get_filename('keras').endswith('__init__.py')\n"
+        "assert 'import' in loader.get_source('keras') and 'keras' not in sys.modules\n"
+        "assert pkgutil.get_data('keras', '__init__.py')"
+    )
+    assert run.returncode == 0, run.stderr

@@ -122,6 +122,8 @@ def connect(root: str | None = None) -> None:
     for framework, bridge in _bridges.items():
         if root is not None and framework != _roots[root]:
             continue
+        if any(_other_backend(package) for package, shown_by in _roots.items() if shown_by == framework):
+            continue  # Keras' NumPy backend imports modules of its JAX backend
         if framework in sys.modules and importlib.util.find_spec(bridge) is not None:
             module = importlib.import_module(bridge)
             # A bridge imports its framework. If a scope is open, the end of that import calls `connect` again, before
@@ -150,9 +152,8 @@ def watch_imports() -> Finder | None:
 
     Returns None if all are imported already.
     """
-    for root, shown_by in _roots.items():
-        if root in sys.modules and shown_by not in sys.modules:
-            _warn_of_backend(root)
+    for root in _roots:
+        _warn_of_backend(root)
     awaited = [root for root, shown_by in _roots.items() if shown_by not in sys.modules]
     if not awaited:
         return None
@@ -167,15 +168,21 @@ def end_watching(finder: Finder | None) -> None:
         sys.meta_path.remove(finder)
 
 
+def _other_backend(root: str) -> str | None:
+    """Returns the backend of a framework that the program has imported; None if it is JAX, or there is none."""
+    backend = getattr(getattr(sys.modules.get(root), "backend", None), "backend", None)
+    name = backend() if callable(backend) else "jax"
+    return None if name == "jax" else str(name)
+
+
 def _warn_of_backend(root: str) -> None:
     """Warns once if a framework uses a backend other than JAX, so that its models cannot be distributed."""
-    module = sys.modules[root]
-    backend = getattr(getattr(module, "backend", None), "backend", None)
-    if root in _warned or not callable(backend) or backend() == "jax":
+    backend = _other_backend(root)
+    if root in _warned or backend is None:
         return
     _warned.add(root)
     warnings.warn(
-        f"{root} uses the backend {backend()!r}: models created in strategy.scope() are not distributed\n"
+        f"{root} uses the backend {backend!r}: models created in strategy.scope() are not distributed\n"
         f"  rule:   models of a strategy use the JAX backend\n"
         f"  remedy: write at the top of the program, before {root} is imported: "
         f"import os; os.environ['{root.upper()}_BACKEND'] = 'jax'",
@@ -224,6 +231,12 @@ class _Loader(importlib.abc.Loader):
 
     def __init__(self, loader: importlib.abc.Loader, only: str | None) -> None:
         self._loader, self._only = loader, only
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what else the loader has, such as the `get_data` that `pkgutil` calls."""
+        if name == "_loader":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         created: types.ModuleType | None = self._loader.create_module(spec)
