@@ -312,10 +312,25 @@ def tape_around_traced_function(loss: Callable[[], Any], sources: list[Any]) -> 
     return taped(compiled, sources)
 
 
-WHERE = {"in": tape_in_function, "around": tape_around_traced_function}
+def tapes_around_tapes(loss: Callable[[], Any], sources: list[Any]) -> Any:
+    compiled = mr.function(loss)
+    with mr.GradientTape() as outer:
+        outer.watch(sources)
+        with mr.GradientTape() as inner:
+            inner.watch(sources)
+            result = compiled()
+    of_outer = outer.gradient(result, sources, unconnected_gradients="zero")
+    of_inner = inner.gradient(result, sources, unconnected_gradients="zero")
+    for one, other in zip(of_outer[0].values, of_inner[0].values, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(of_outer[1], of_inner[1], rtol=1e-5, atol=1e-6)
+    return of_outer
 
 
-@pytest.mark.first(4)
+WHERE = {"in": tape_in_function, "around": tape_around_traced_function, "tapes around": tapes_around_tapes}
+
+
+@pytest.mark.first(6)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
@@ -330,7 +345,7 @@ def test_gradients_of_closed_over_values(
     check_closure(strategy, body, closed_over_rows(strategy, "of components"), WHERE[where])
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(9)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("kind", ["without devices", "of an eager run", "of a compiled run"])
 def test_gradients_of_forms_of_closed_over_values(kind: str, where: str) -> None:
@@ -374,7 +389,7 @@ READS: dict[str, tuple[Program, Body]] = {
 }
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(6)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(("devices", "replicas"), LAYOUTS)
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -391,3 +406,20 @@ def test_gradients_of_reads_of_closed_over_values(
     found = np.stack(strategy.experimental_local_results(of_xs))
     np.testing.assert_allclose(found, wanted_of_x, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(of_a, wanted_of_a, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("devices", "replicas"), [(2, 3), (1, 2)])
+def test_gradients_of_gradients_of_closed_over_values(devices: int, replicas: int) -> None:
+    strategy = mr.MirroredStrategy([f"CPU:{k}" for k in range(devices)], num_replicas=replicas)
+    xs = closed_over_rows(strategy, "of components")
+    compiled = mr.function(lambda: strategy.reduce("SUM", strategy.run(lambda x: jnp.sum(x**3), args=(xs,)), axis=None))
+    with mr.GradientTape() as outer:
+        outer.watch(xs)
+        with mr.GradientTape() as inner:
+            inner.watch(xs)
+            result = compiled()
+        first = inner.gradient(result, xs)
+        squares = strategy.run(lambda row: jnp.sum(row**2), args=(first,))
+        result = result + strategy.reduce("SUM", squares, axis=None)
+    wanted = jax.grad(lambda x: jnp.sum(x**3) + jnp.sum((3 * x**2) ** 2))(X[:replicas])
+    np.testing.assert_allclose(np.stack(outer.gradient(result, xs).values), wanted, rtol=1e-4)

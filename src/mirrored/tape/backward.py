@@ -16,7 +16,7 @@ from mirrored._jax import caches
 from mirrored._jax.boxes import payload_of
 from mirrored._jax.placement import is_device_mismatch, near_first
 from mirrored._jax.traces import Tracer, current_trace, is_eval
-from mirrored._jax.trees import flatten_with_path, in_order_of
+from mirrored._jax.trees import flatten_with_path, in_order_of, tree_flatten
 from mirrored._typing import DTypeLike, PyTree
 from mirrored.errors import ArgumentError, ArgumentTypeError, TapeError
 from mirrored.runtime.ambient import ReadableVariable, ambient
@@ -89,7 +89,7 @@ def is_leaf(value: object) -> bool:
 
 def tape_leaves(structure: PyTree) -> list[Any]:
     """Flattens a pytree to a list in which None and variables are leaves."""
-    leaves = jax.tree.leaves(structure, is_leaf=is_leaf)
+    leaves = tree_flatten(structure, is_leaf=is_leaf)[0]
     return [leaf.first() if _has_padding(leaf) else leaf for leaf in leaves]  # `first`: the stacked array
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -302,6 +302,16 @@ def _untracked_object(trace: TapeTrace, value: Leaf) -> Any:
 # that the operation can be differentiated with respect to them.
 
 
+class _Stack(NamedTuple):
+    """A stacked array in a program, and the array that a tape has recorded in its place.
+
+    The second is what the outer tapes of the tape know, so it becomes the operand.
+    """
+
+    array: jax.Array
+    recorded: Any
+
+
 def is_known(trace: TapeTrace, array: jax.Array) -> bool:
     """Returns whether a tape that records tracks an array in a primitive's parameters.
 
@@ -319,8 +329,13 @@ def is_known(trace: TapeTrace, array: jax.Array) -> bool:
         stacked = stack_components(*noted, is_tracked=True)
     key = recorder.key_of(stacked, trace)
     assert key is not None
-    recorder.known[id(array)] = (key, array)
+    is_own = type(stacked) is Box and stacked.owner is trace  # else a box of an outer tape, which this tape knows by id
+    recorder.known[id(array)] = (key, _Stack(array, stacked.payload if is_own else stacked))
     return True
+
+
+def _operand(kept: Any) -> Any:
+    return kept.recorded if type(kept) is _Stack else kept
 
 
 def process_lifted(
@@ -350,7 +365,7 @@ def process_lifted(
     count = len(arrays)
     results = trace.perform(
         operation,
-        [*arrays, *values],
+        [*(_operand(recorder.known[id(array)][1]) for array in arrays), *values],
         [*(recorder.known[id(array)][0] for array in arrays), *keys],
         (*range(count), *(position + count for position in watched)),
     )
