@@ -102,7 +102,7 @@ def refuse_mixed_keys(value: PyTree, error: ValueError) -> None:
 
 
 def _mixed_keys(value: PyTree) -> list[Any] | None:
-    """Returns the keys of the first dict in a pytree whose keys cannot be sorted; None if there is none."""
+    """Returns the keys of the first dict in a pytree whose keys cannot be sorted, or None."""
     if isinstance(value, dict):
         try:
             sorted(value)

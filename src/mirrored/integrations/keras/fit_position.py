@@ -259,7 +259,7 @@ def _batches(iterator: Any) -> KerasBatches | None:
 
 def _counting(batches: KerasBatches | None) -> set[int]:
     """Returns the ids of the steps of a `Dataset` that count its passes, because their order or numbers vary."""
-    steps, found = [getattr(batches and batches.dataset, "node", None)], set()
+    steps, found = [None if batches is None else getattr(batches.dataset, "node", None)], set()
     while steps:
         step = steps.pop()
         if step is not None:

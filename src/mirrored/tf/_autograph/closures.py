@@ -45,7 +45,7 @@ class Closures:
 
         Args:
             node: The statement.
-            loop: The outermost loop around it; None if there is none.
+            loop: The outermost loop around it; None outside of loops.
         """
         if not self._names:
             return set()
