@@ -50,6 +50,9 @@ class Checkpoint:
       attributes, and their items) are state if it holds no variables and is not part of one that does; variables with
       names in another part do not count. A trainer's `history` is saved only if its model, or it, is a part, too.
 
+    Texts, dates, enums of texts, sets and None beside such numbers are not state. A restore logs a warning if they
+    differ from those at the time of the save.
+
     A mirrored variable is saved as one value, independent of the number of replicas. A sync-on-read variable is saved
     as its aggregate. On restore a SUM is divided among the replicas; any other aggregate is copied to each replica. So
     metrics and the statistics of batch normalization continue up to rounding. With ``deterministic=True`` a checkpoint

@@ -46,6 +46,7 @@ from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.optimizer_state import RateLeaf, optimizer_parts, unbuilt_rate
 from mirrored.checkpoint.places import Place, Root, is_frozen
 from mirrored.checkpoint.saved_numbers import is_number
+from mirrored.checkpoint.unsaved_values import LIMIT, description_of
 from mirrored.checkpoint.zones import Zone, zone_of
 from mirrored.errors import ArgumentError
 from mirrored.variables import Variable
@@ -78,6 +79,7 @@ class Graph:
         places: Where the named objects are stored.
         alias_places: Where the paths in `aliases` are, for those of objects other than slots, and those in `repeated`.
         empty: The names of the dicts, lists and deques without items.
+        described: Descriptions of texts and other values that are not saved, by name.
     """
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
@@ -99,6 +101,7 @@ class Graph:
     places: dict[str, Place] = dataclasses.field(default_factory=dict)
     alias_places: dict[str, Place] = dataclasses.field(default_factory=dict)
     empty: list[str] = dataclasses.field(default_factory=list)
+    described: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def refuse_unsaved(self, called: str) -> None:
         """Raises an error if the state includes a single replica's copy of a variable, or if an array cannot be saved.
@@ -225,6 +228,7 @@ class _Walk:
         if is_number(value):
             self._visit_number(part, zone)
             return
+        self._describe(part, zone)
         if (zone.is_constant or zone.only_variables) and isinstance(value, (np.ndarray, jax.Array)):
             return
         if self._is_known(name, value):
@@ -248,6 +252,11 @@ class _Walk:
             self._since = zone.since or (NEWEST + 1 if zone.is_inner else 0)  # older versions saved some of these
             self._add(part.name, NumberLeaf(part.place, is_nested=len(zone.holders) > 1))
             self.graph.holders[part.name] = zone.holders
+
+    def _describe(self, part: Part, zone: Zone) -> None:
+        text = description_of(part.value) if zone.numbers and len(self.graph.described) < LIMIT else None
+        if text is not None:
+            self.graph.described[part.name], self.graph.holders[part.name] = text, zone.holders
 
     def _visit_parts(self, part: Part, zone: Zone) -> None:
         name, value = part.name, part.value
@@ -437,5 +446,5 @@ class _Walk:
         models = {owner for owner in owners if any(name.startswith(f"{owner}/") for name in stateful)}
         for name, holders in self.graph.holders.items():
             if not models.isdisjoint(holders):
-                del self.graph.leaves[name]
-                self.graph.recent.pop(name, None)
+                for found in (self.graph.leaves, self.graph.described, self.graph.recent):
+                    found.pop(name, None)

@@ -45,6 +45,7 @@ class Manifest:
             and was still waiting for the objects that they belong to.
         overlaps: The names of NumPy arrays in common memory, by memory; None in checkpoints of earlier versions.
         empty: The names of dicts and lists that had no items.
+        described: Descriptions of texts and other values that are not saved, by name.
 
     Example:
         >>> import tempfile
@@ -67,6 +68,7 @@ class Manifest:
     carried: list[str] = dataclasses.field(default_factory=list)
     overlaps: list[list[str]] | None = None
     empty: list[str] = dataclasses.field(default_factory=list)
+    described: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
         """Writes the manifest to the file ``mirrored.json``, with the checksums of the array files in `directory`."""

@@ -29,7 +29,8 @@ def manifest_of(graph: Graph, leaves: dict[str, Saved], step: int | None = None)
     """
     overlaps = [[*group] for group in _overlapping(graph.leaves)]
     aliases = {**graph.aliases, **graph.repeated}
-    return Manifest(leaves, aliases, graph.groups, step, overlaps=overlaps, empty=list(graph.empty))
+    described = dict(graph.described)
+    return Manifest(leaves, aliases, graph.groups, step, overlaps=overlaps, empty=[*graph.empty], described=described)
 
 
 def _overlapping(leaves: Mapping[str, Leaf]) -> list[dict[str, np.ndarray[Any, Any]]]:

@@ -26,6 +26,7 @@ from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.separation import SharedPlaces, conflicts, log_copies, separate
 from mirrored.checkpoint.sharing import on_all_workers, own_position
 from mirrored.checkpoint.slot_groups import check_groups, log_unnamed
+from mirrored.checkpoint.unsaved_values import log_unrestored
 from mirrored.collectives.host_allgather import skipping_comparisons
 from mirrored.errors import CheckpointError, ContextError
 from mirrored.runtime.ambient import ambient, within
@@ -80,6 +81,7 @@ class Restoration:
         self._held: dict[str, Saved] = {}  # values not restored yet, read for a save
         self._is_readable = True
         self._conflicts: list[Conflict] = []  # of which a warning was logged
+        self._compared: set[str] = set()  # the names of texts, and of objects, that the program had before
 
     def match(self) -> Match:
         """Returns the result of comparing the checkpoint's names with the program's names.
@@ -137,6 +139,7 @@ class Restoration:
             separated.undo()
             raise
         log_copies(called, separated.copies)
+        self._log_unrestored(called)
 
     def cancel_superseded_by(self, newer: Restoration) -> None:
         """Makes this restore skip all existing state for which the later restore `newer` also has a value."""
@@ -185,7 +188,22 @@ class Restoration:
             separated.undo()
             raise
         log_copies(called, separated.copies)
+        if new:
+            self._log_unrestored(called)
         return bool(new)
+
+    def _log_unrestored(self, called: str) -> None:
+        """Warns of texts that differ from the saved ones, in objects that the program did not have before."""
+        if not self._manifest.described:
+            return
+        graph, manifest = self._look(), self._manifest
+        known = {name: resolve(name, manifest) for name in (*graph.described, *graph.names.values(), *graph.aliases)}
+        new = {name: path for name, path in known.items() if name not in self._compared}
+        here = {path: graph.described[name] for name, path in new.items() if name in graph.described}
+        elsewhere = {*known.values(), *(resolve(name, manifest) for name in graph.leaves)} - here.keys()
+        saved = {name: text for name, text in manifest.described.items() if name not in elsewhere}
+        log_unrestored(called, str(self._directory), saved, here, set(new.values()))
+        self._compared |= new.keys()
 
     def make_slots(self, called: str) -> None:
         """Creates and restores the pending optimizer slots whose variables all exist now.

@@ -26,6 +26,7 @@ _CHUNK_BYTES: Final = 1 << 24
 _LEAST_BYTES: Final = 1 << 12
 _SHARE_SECONDS: Final = 3600.0
 _KEY: Final = "mirrored/elastic/state"
+_OTHERS: Final = ("overlaps", "empty", "described")  # further fields of a manifest
 _KINDS: Final = {kind.__name__: kind for kind in (Saved, AllComponents)}
 
 
@@ -167,7 +168,8 @@ def packed(manifest: Manifest) -> tuple[str, list[np.ndarray[Any, Any]]]:
         components = None if saved.components is None else _described(saved.components, parts)
         described = [type(saved).__name__, saved.kind, list(saved.shape), saved.dtype, value, components]
         leaves[name] = [*described, saved.key, saved.array_type]
-    return json.dumps([leaves, manifest.aliases, manifest.groups, manifest.overlaps, manifest.empty]), parts
+    others = {name: getattr(manifest, name) for name in _OTHERS}
+    return json.dumps([leaves, manifest.aliases, manifest.groups, others]), parts
 
 
 def _described(value: object, parts: list[np.ndarray[Any, Any]]) -> list[Any]:
@@ -179,7 +181,7 @@ def _described(value: object, parts: list[np.ndarray[Any, Any]]) -> list[Any]:
 
 def unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
     """Converts a JSON description and bytes, as returned by `packed`, back to the snapshot."""
-    described, aliases, groups, overlaps, empty = json.loads(head)
+    described, aliases, groups, others = json.loads(head)
     leaves, at = {}, 0
 
     def array(own: str, full: list[int], size: int) -> np.ndarray[Any, Any]:
@@ -192,4 +194,4 @@ def unpacked(head: str, data: np.ndarray[Any, Any]) -> Manifest:
         if saved.is_array:
             saved = dataclasses.replace(saved, value=array(*value))
         leaves[name] = saved if components is None else dataclasses.replace(saved, components=array(*components))
-    return Manifest(leaves, aliases, groups, overlaps=overlaps, empty=empty)
+    return Manifest(leaves, aliases, groups, **others)
