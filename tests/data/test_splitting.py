@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax.experimental import sparse
 
+import mirrored as mr
 from mirrored.data import Dataset, placement
 from mirrored.errors import ArgumentError, StructureError
 
@@ -100,3 +102,15 @@ def test_sparse_matrices_are_refused(kind: Any) -> None:
         with pytest.raises(StructureError, match=remedy):
             Dataset.from_tensor_slices(batch)
     assert [share["x"].shape for share in placement.split({"x": matrix.todense()}, 2)] == [(2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5])
+def test_a_matrix_is_split_like_an_array(rows: int) -> None:
+    given = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+    matrix = given.view(np.matrix)
+    strategy = mr.MirroredStrategy(jax.devices()[:2])
+    for data in ([matrix], [{"x": matrix}], Dataset.from_generator(lambda: iter([matrix]))):
+        batch = next(iter(strategy.experimental_distribute_dataset(data)))
+        shares = strategy.experimental_local_results(batch["x"] if isinstance(batch, dict) else batch)
+        assert [np.shape(share) for share in shares] == [(-(-rows // 2), 3), (rows // 2, 3)]
+        np.testing.assert_array_equal(np.concatenate(shares), given)

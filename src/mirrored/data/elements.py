@@ -112,8 +112,13 @@ def _leaf(leaf: object, called: str, narrow: bool) -> Any:
 
 
 def _as_bytes(value: np.ndarray | np.generic | bytes) -> Any:
-    """Returns an array with each `str` object in it encoded, as in a column of pandas; other values are unchanged."""
+    """Returns an array with each `str` object in it encoded, as in a column of pandas; other values are unchanged.
+
+    A matrix becomes an array: its slices would have two dims, so that a dim of one row could be lost.
+    """
     refuse_masked(value)
+    if isinstance(value, np.matrix):
+        value = value.view(np.ndarray)
     if isinstance(value, np.ndarray) and value.dtype.kind in ("O", "T"):
         items = value.ravel().tolist()
         if any(isinstance(item, str) for item in items):
