@@ -80,6 +80,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
             "Model.train_step",
             "MultiOptimizer.apply",
             "Normalization.adapt",
+            "RNN.variables",
             "keras.src.layers.preprocessing.discretization.tf",
             "keras.src.layers.preprocessing.normalization.tf",
             "MultiOptimizer.build",

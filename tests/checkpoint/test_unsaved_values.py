@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mirrored as mr
@@ -31,6 +32,9 @@ _DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     "set of texts": ({"seen": frozenset("a"), "n": 1}, {"seen": frozenset("ab"), "n": 2}, "part/seen"),
     "date": ({"day": datetime.date(2026, 1, 1), "n": 1}, {"day": datetime.date(2026, 1, 2), "n": 2}, "part/day"),
     "bytes": ([b"a", 1], [b"b", 2], "part/0"),
+    "bytearray": ([bytearray(b"a"), 1], [bytearray(b"b"), 2], "part/0"),
+    "bits": ({"r": np.random.PCG64(1), "n": 1}, {"r": np.random.PCG64(2), "n": 2}, "part/r"),
+    "seeds": ({"r": np.random.SeedSequence(1), "n": 1}, {"r": np.random.SeedSequence(2), "n": 2}, "part/r"),
     "new item": ({"n": 1}, {"n": 2, "phase": "train"}, "part/phase"),
     "longer list": (["a"], ["a", "b"], "part/1"),
     "nested": ({"a": {"b": ("x", 1)}}, {"a": {"b": ("y", 2)}}, "part/a/b/0"),

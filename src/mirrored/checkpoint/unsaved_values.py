@@ -1,4 +1,4 @@
-"""Values that a checkpoint does not save: texts, dates, None and sets. A restore reports those that have changed.
+"""Values that a checkpoint does not save, such as texts, dates and sets. A restore reports those that have changed.
 
 A text in a program is usually configuration, such as a path, which a restore must not replace. It can also be state,
 such as the phase of a training, so that the manifest has a description of each text, which a restore compares.
@@ -6,6 +6,7 @@ such as the phase of a training, so that the manifest has a description of each 
 
 from __future__ import annotations
 
+import array
 import datetime
 import decimal
 import enum
@@ -26,7 +27,7 @@ _LONGEST: Final = 100
 _SHOWN: Final = 5
 _KINDS: Final = (
     str, bytes, type(None), enum.Enum, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
-    fractions.Fraction, uuid.UUID, pathlib.PurePath, np.generic,
+    fractions.Fraction, uuid.UUID, pathlib.PurePath, np.generic, bytearray, array.array,
 )  # fmt: skip
 
 _log: Final = logging.getLogger("mirrored.checkpoint")
@@ -40,6 +41,8 @@ def description_of(value: object) -> str | None:
     Args:
         value: An attribute or item of an object of the program, other than a number that the checkpoint saves.
     """
+    if isinstance(value, (np.random.BitGenerator, np.random.SeedSequence)):
+        return _shortened(f"{type(value).__name__}({value.state})")
     if isinstance(value, (set, frozenset)):
         if len(value) > LIMIT or not all(is_number(one) or isinstance(one, _KINDS) for one in value):
             return None
@@ -75,8 +78,8 @@ def log_unrestored(called: str, place: str, saved: Mapping[str, str], here: Mapp
     if differ:
         more = f" and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
         _log.warning(
-            "%s of %s did not restore %s%s: checkpoints have numbers, arrays and variables, not texts, dates, enums "
-            "and sets. If these values are state, keep numbers (phase=1), or an object with get_state and set_state, "
-            "whose state can have texts",
+            "%s of %s did not restore %s%s: checkpoints have numbers, arrays and variables, not texts, dates, enums, "
+            "sets and bit generators. If these values are state, keep numbers (phase=1), a numpy.random.Generator, or an "
+            "object with get_state and set_state, whose state can have texts",
             called, place, ", ".join(differ[:_SHOWN]), more,
         )  # fmt: skip

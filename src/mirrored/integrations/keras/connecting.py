@@ -26,6 +26,7 @@ from mirrored.integrations.keras.optimizers import (
 )
 from mirrored.integrations.keras.plain import connect_plain, wrapped_compute_output_spec
 from mirrored.integrations.keras.private import backend, keras_state, noted_scopes
+from mirrored.integrations.keras.recurrent import connect_recurrent
 from mirrored.integrations.keras.scoped_variables import connect_scoped_variables
 from mirrored.integrations.keras.tracer_errors import connect_tracer_errors, with_messages
 from mirrored.integrations.keras.training import wrap_model
@@ -69,6 +70,7 @@ def connect() -> None:
     connect_normalization()
     connect_noticing()
     connect_plain()
+    connect_recurrent()
     connect_resuming()
     connect_saving()
     connect_scoped_variables()
