@@ -104,16 +104,26 @@ def test_a_custom_loop_over_the_models_variables(replicas: int, compiled: bool) 
     np.testing.assert_allclose(now, [5, 0] - 0.1 * expected, rtol=1e-4)
 
 
-def test_a_variable_that_no_layer_has_is_still_refused() -> None:
+def test_a_variable_that_no_layer_has_is_read_but_not_assigned() -> None:
     outside = mr.Variable(2.0, name="outside")
+    assigned: list[float] = []
 
     class Using(Line):
         def call(self, x: Any) -> Any:
+            for one in assigned:
+                outside.assign(one)
             return super().call(x) * outside
 
     model = Using()
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    with pytest.raises(TransformError, match="'outside' was read under a JAX transform"):
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.fit(X, Y, verbose=0)
+    for value in (2.0, 3.0):
+        outside.assign(value)
+        expected = np.mean((np.asarray(model(X)) - Y) ** 2)
+        assert model.evaluate(X, Y, verbose=0) == pytest.approx(expected, rel=1e-5)
+    assigned.append(4.0)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    with pytest.raises(TransformError, match="'outside' was assigned under a JAX transform"):
         model.fit(X, Y, verbose=0)
 
 

@@ -99,6 +99,16 @@ def refuse_masked(value: object) -> None:
         )
 
 
+def unmasked(value: Any) -> Any:
+    """Returns `value`, and a NumPy matrix as an array: slices of a matrix have two dims, so that one could be lost.
+
+    Raises:
+        ArgumentError: `value` is a `numpy.ma.MaskedArray`.
+    """
+    refuse_masked(value)
+    return value.view(np.ndarray) if isinstance(value, np.matrix) else value
+
+
 def frozen(value: object) -> Any:
     """Returns a read-only NumPy array with the contents of `value`, in memory that no other code can change.
 

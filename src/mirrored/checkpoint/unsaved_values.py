@@ -79,7 +79,7 @@ def log_unrestored(called: str, place: str, saved: Mapping[str, str], here: Mapp
         more = f" and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
         _log.warning(
             "%s of %s did not restore %s%s: checkpoints have numbers, arrays and variables, not texts, dates, enums, "
-            "sets and bit generators. If these values are state, keep numbers (phase=1), a numpy.random.Generator, or an "
-            "object with get_state and set_state, whose state can have texts",
+            "sets and bit generators. If these values are state, keep numbers (phase=1), a numpy.random.Generator, or "
+            "an object with get_state and set_state, whose state can have texts",
             called, place, ", ".join(differ[:_SHOWN]), more,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import jax
 import numpy as np
 
-from mirrored._jax.arrays import aligned_empty, expose, frozen, is_key, owned, refuse_masked
+from mirrored._jax.arrays import aligned_empty, expose, frozen, is_key, owned, unmasked
 from mirrored._jax.sequences import has_wide_items
 from mirrored._jax.trees import Structure, tree_flatten, tree_map
 from mirrored._typing import HostArray, PyTree
@@ -112,13 +112,8 @@ def _leaf(leaf: object, called: str, narrow: bool) -> Any:
 
 
 def _as_bytes(value: np.ndarray | np.generic | bytes) -> Any:
-    """Returns an array with each `str` object in it encoded, as in a column of pandas; other values are unchanged.
-
-    A matrix becomes an array: its slices would have two dims, so that a dim of one row could be lost.
-    """
-    refuse_masked(value)
-    if isinstance(value, np.matrix):
-        value = value.view(np.ndarray)
+    """Returns an array with each `str` object in it encoded, as in a column of pandas; other values are unchanged."""
+    value = unmasked(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in ("O", "T"):
         items = value.ravel().tolist()
         if any(isinstance(item, str) for item in items):

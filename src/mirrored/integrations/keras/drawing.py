@@ -4,13 +4,15 @@ A stream is a variable, but not one of the model's weights, so its state is not 
 step to step. Instead, each step receives a new key of every stream that it draws from, as an input besides the batch.
 Which streams these are is known when the step is traced: a draw from a stream without a key interrupts the trace, and
 the step is traced again with the key as an input. Steps that draw nothing have no such input.
+
+The values of variables that the model does not list are such inputs, too (see `untracked`).
 """
 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +22,26 @@ from mirrored._blocks import setting
 from mirrored._jax.traces import eager
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.untracked import CurrentValues, MissingValues, StepVariables, within_step
 
 if TYPE_CHECKING:
     from mirrored.variables import Variable
 
 keras = load()
+
+
+class OfState(Protocol):
+    """Protocol of the function that returns the variables of a step."""
+
+    def __call__(self, state: PyTree, values: Mapping[int, Any], *, interrupts: bool = False) -> StepVariables:
+        """Returns the variables of a step.
+
+        Args:
+            state: The state of the step.
+            values: The values of variables that are not in the state, by the `id` of the variable.
+            interrupts: Whether the first read of a variable without a value interrupts the step.
+        """
+        ...
 
 
 class MissingKey(BaseException):
@@ -104,10 +121,12 @@ class EagerStep:
 
     Args:
         step: The step, from (state, batch) to (logs, state).
+        of_state: Returns the variables of the step, given its state and the values of others.
     """
 
-    def __init__(self, step: Callable[..., Any]) -> None:
+    def __init__(self, step: Callable[..., Any], of_state: OfState) -> None:
         self._step = step
+        self._of_state = of_state
 
     def __call__(self, state: PyTree, data: PyTree) -> Any:
         """Runs the step on a batch."""
@@ -118,50 +137,65 @@ class EagerStep:
                 words[id(stream)] = _new_words(stream)
             return words[id(stream)]
 
-        with setting(_keys, StepKeys({}, fetched)):
+        with setting(_keys, StepKeys({}, fetched)), within_step(self._of_state(state, {})):
             return self._step(state, data)
 
 
 class DrawingStep:
-    """A compiled Keras step that draws random numbers; each call passes a new key for each random stream in use.
+    """A compiled Keras step; each call passes a new key for each random stream in use, and values of variables.
 
     Args:
         jitted: The step as Keras has compiled it, from (state, batch) to (logs, state).
         protected: Returns what calls a jitted step, see `mirrored.integrations.keras.newest`.
+        of_state: Returns the variables of the step, given its state and the values of others.
     """
 
-    def __init__(self, jitted: Any, protected: Callable[[Any], Callable[..., Any]]) -> None:
+    def __init__(self, jitted: Any, protected: Callable[[Any], Callable[..., Any]], of_state: OfState) -> None:
         self._function = jitted.__wrapped__
         self._protected = protected
+        self._of_state = of_state
         self._step = protected(jitted)
+        self._has_inputs = False  # besides the state and the batch
         self._streams: list[Variable] = []
+        self._others = CurrentValues()
 
     def __call__(self, state: PyTree, data: PyTree) -> Any:
-        """Runs the step on a batch with new keys; traces the step again whenever it uses another random stream."""
+        """Runs the step on a batch with new keys.
+
+        Traces the step again whenever it uses another random stream, or reads another variable.
+        """
         words: list[Any] = []
         while True:
             words += [_new_words(stream) for stream in self._streams[len(words) :]]
             try:
-                if self._streams:
-                    return self._step(state, (data, tuple(words)))
-                with setting(_keys, StepKeys({}, _interrupt)):
+                if self._has_inputs:
+                    return self._step(state, (data, tuple(words), self._others.read(state)))
+                of_state = self._of_state(state, {}, interrupts=True)
+                with setting(_keys, StepKeys({}, _interrupt)), within_step(of_state):
                     return self._step(state, data)
             except MissingKey as found:
                 self._streams = [*self._streams, found.stream]
-                self._step = self._protected(self._with_keys(state))
+            except MissingValues as found:
+                self._others = CurrentValues([*self._others.variables, *found.variables])
+            self._has_inputs = True
+            self._step = self._protected(self._with_inputs(state))
 
-    def _with_keys(self, state: Sequence[Any]) -> Any:
-        function, streams = self._function, self._streams
+    def _with_inputs(self, state: Sequence[Any]) -> Any:
+        function, streams, others, of_state = self._function, self._streams, self._others.variables, self._of_state
 
-        def with_keys(state: PyTree, data_and_words: tuple[PyTree, tuple[Any, ...]]) -> Any:
-            data, words = data_and_words
+        def with_inputs(state: PyTree, inputs: tuple[PyTree, tuple[Any, ...], tuple[Any, ...]]) -> Any:
+            data, words, values = inputs
             known = {id(stream): one for stream, one in zip(streams, words, strict=True)}
-            with setting(_keys, StepKeys(known, _interrupt)):
-                return function(state, data)
+            variables = of_state(state, {id(one): value for one, value in zip(others, values, strict=True)})
+            with setting(_keys, StepKeys(known, _interrupt)), within_step(variables):
+                results = function(state, data)
+            if variables.missing:
+                raise MissingValues(variables.missing.values())
+            return results
 
         out_shardings = None
         if keras.distribution.distribution() is not None:
             # Taken from the state, although Keras takes them from the variables: reading those would end `withhold` in
             # `newest`, and the loop would then overwrite what a callback assigns.
             out_shardings = (None, tuple([value.sharding for value in group] for group in state))
-        return jax.jit(with_keys, donate_argnums=0, out_shardings=out_shardings)
+        return jax.jit(with_inputs, donate_argnums=0, out_shardings=out_shardings)

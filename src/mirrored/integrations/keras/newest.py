@@ -34,6 +34,7 @@ from mirrored.integrations.keras.private import (
     set_loop_state,
 )
 from mirrored.integrations.keras.same_steps import SamePrograms, SameResults
+from mirrored.integrations.keras.untracked import StepVariables
 from mirrored.integrations.keras.variables import is_from_fit, lose_deleted
 from mirrored.runtime.ambient import ambient, entered
 from mirrored.runtime.entry_point import outside_of_everything
@@ -60,8 +61,9 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
         strategy = strategy_of(self)
         spans = strategy is not None and strategy.device_assignment.spans_processes
         name = f"Model.{step_function.__name__}"
+        of_state = functools.partial(_variables_of_step, self)
         if not isinstance(step_function, _JITTED):
-            step: Callable[..., Any] = EagerStep(step_function)
+            step: Callable[..., Any] = EagerStep(step_function, of_state)
             if strategy is None:  # once for all, because Keras has not stored the results of each
                 return _withholding_again(self, make(self, step, *args, **kwargs))
             if spans:
@@ -75,7 +77,7 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
             step_function.clear_cache()  # type: ignore[attr-defined]
             newest = vars(self).setdefault(_NEWEST, deque(maxlen=1))
             protected = functools.partial(_Step, newest=newest, check=SamePrograms(name) if spans else None)
-        return make(self, _withholding_again(self, DrawingStep(step_function, protected)), *args, **kwargs)
+        return make(self, _withholding_again(self, DrawingStep(step_function, protected, of_state)), *args, **kwargs)
 
     return making
 
@@ -113,6 +115,21 @@ def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., 
                     resume_sync(model)
 
     return running
+
+
+def _variables_of_step(
+    model: Model, state: Sequence[Sequence[Any]], values: Mapping[int, Any], *, interrupts: bool = False
+) -> StepVariables:
+    """Returns the variables of a step, among them those in its state: a forward pass may read the optimizer's."""
+    groups = [variables_of(model, group) for group in _GROUPS_OF[len(state)]]
+    # The state has other numbers of variables for a moment if the program has changed `layer.trainable`.
+    own = {} if interrupts else dict(_pairs(groups, state))
+    return StepVariables(model, groups, {**own, **values}, interrupts=interrupts)
+
+
+def _pairs(groups: Sequence[Sequence[Any]], state: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
+    for group, values in zip(groups, state, strict=True):
+        yield from ((id(variable), value) for variable, value in zip(group, values, strict=False))
 
 
 def _storing(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -231,6 +231,12 @@ def layer_with(model: Model, variable: KerasVariable) -> Layer | None:
     return having[-1] if having else None
 
 
+def assigns_weights(model: Model) -> bool:
+    """Returns whether a layer of Keras assigns trainable weights in its call: `SpectralNormalization`."""
+    layers = model._flatten_layers(include_self=False, recursive=True)
+    return any(isinstance(layer, keras.layers.SpectralNormalization) and layer.trainable for layer in layers)
+
+
 # Optimizers.
 
 

@@ -11,6 +11,7 @@ from mirrored._jax.traces import Trace
 from mirrored._typing import Operand
 from mirrored.integrations.keras.drawing import step_keys
 from mirrored.integrations.keras.private import read_stored, stored_dtype
+from mirrored.integrations.keras.untracked import value_in_step
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.staged_values import Bookkeeping, VariableLike
 from mirrored.runtime.variable_store import VariableStore, restoring_item
@@ -80,12 +81,16 @@ class ScopeStore(VariableStore):
         """Returns a variable's value in the `StatelessScope`, or the ordinary value if the scope has none."""
         if isinstance(variable, ScopedVariable):
             value = variable.scope.state_mapping.get(id(variable.announced))
+            value = value_in_step(variable.announced) if value is None else value
             with within(store=self):
                 return read_stored(variable.announced) if value is None else value
         if self._provides_stream(variable):
             return self._streams[id(variable)]
         view = self._view(variable)
         if view is None:
+            value = value_in_step(cast(Variable, variable))
+            if value is not None:
+                return value
             check_readable(cast(Variable, variable), None, ambient())
             return variable.stored()
         return self._scope.state_mapping.get(id(view))

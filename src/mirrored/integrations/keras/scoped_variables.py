@@ -20,6 +20,7 @@ from mirrored.errors import TransformError
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.private import in_symbolic_scope
 from mirrored.integrations.keras.scope_store import ScopedVariable, ScopeStore
+from mirrored.integrations.keras.untracked import note_assigned, value_in_step
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.runtime.staged_values import VariableLike
@@ -90,7 +91,8 @@ def _reading(get: Callable[..., Any]) -> Callable[..., Any]:
     def get_current_value(self: StatelessScope, variable: KerasVariable) -> Any:
         blocks = _blocks_in(self)
         if not blocks or not _is_connected(self) or not _has_value(variable):
-            return get(self, variable)
+            value = get(self, variable)
+            return value_in_step(variable) if value is None else value
         scoped = _scoped(self, variable)
         return blocks[0].on_read(scoped, blocks[0].whole(scoped))
 
@@ -101,6 +103,7 @@ def _assigning(add: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(add)
     def add_update(self: StatelessScope, update: tuple[KerasVariable, Any]) -> None:
         variable, value = update
+        note_assigned(variable, self)
         blocks = _blocks_in(self)
         if not blocks or not _has_value(variable) or (in_symbolic_scope() and not _is_connected(self)):
             add(self, update)

@@ -34,6 +34,7 @@ from mirrored.integrations.keras.logs import noted_results
 from mirrored.integrations.keras.loops import placement_for, step_builds
 from mirrored.integrations.keras.newest import GROUPS
 from mirrored.integrations.keras.private import (
+    assigns_weights,
     compute_total_loss,
     has_training_argument,
     loss_tracker_of,
@@ -73,10 +74,9 @@ class _Share(NamedTuple):
 def takes_data_alone(model: Model, kind: str) -> bool:
     """Returns whether a model's step takes only the batch, instead of (state, batch) as in Keras on JAX.
 
-    That is the case if the user has overridden the step with TensorFlow's signature, and for Keras' own step in a
-    deterministic elastic job.
-
-    The bits of Keras' own step depend on the number of devices, which changes in an elastic job.
+    That is the case if the user has overridden the step with TensorFlow's signature. It is for Keras' own step in a
+    deterministic elastic job: its bits depend on the number of devices, which changes there. And for the training of a
+    model with `SpectralNormalization`, which assigns trainable weights: Keras' own step drops these values.
 
     Args:
         model: The model.
@@ -84,6 +84,8 @@ def takes_data_alone(model: Model, kind: str) -> bool:
     """
     name = f"{kind}_step"
     if getattr(type(model), name) is getattr(keras.Model, name):
+        if kind == "train" and assigns_weights(model):
+            return True
         return distributed.is_elastic() and getattr(strategy_of(model), "deterministic", False)
     try:
         inspect.signature(getattr(model, name)).bind(None, None)

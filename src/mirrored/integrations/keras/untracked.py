@@ -1,0 +1,186 @@
+"""Gives Keras' own steps the current values of variables that the model does not list.
+
+Keras' step on JAX is a pure function of the values of the variables that the model lists, for each of its scopes
+(forward pass, loss, optimizer). A loss, a layer, a regularizer or a learning-rate schedule can read others: a weight
+that a callback changes, or the weights of another model. A compiled step would have the value at its trace as a
+constant. On TensorFlow, each step reads the current value. So a step receives these values as inputs besides the batch
+(see `drawing`). Which ones it reads is known when it is traced: the first read interrupts the trace.
+
+Keras drops what a step assigns to such variables, and what a layer's `call` assigns to trainable weights. A warning
+says so.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+
+from mirrored._blocks import setting
+from mirrored._jax.arrays import copied
+from mirrored._jax.source_lines import user_stacklevel
+from mirrored._jax.traces import eager
+from mirrored.integrations.keras.private import in_symbolic_scope, read_stored
+from mirrored.variables import Variable
+
+if TYPE_CHECKING:
+    from keras import Model, StatelessScope
+    from keras import Variable as KerasVariable
+
+_TOLD: Final = "_mirrored_told_of_assignments"
+_STEPS: Final = {4: "train_step", 3: "test_step", 2: "predict_step"}  # by the number of groups in the state
+
+
+class MissingValues(BaseException):
+    """Raised to interrupt the trace of a Keras step that lacks the values of variables that it reads.
+
+    The step is then traced again with the values as inputs. This class is no `Exception`, because Keras and users'
+    code catch those.
+    """
+
+    def __init__(self, variables: Iterable[KerasVariable | Variable]) -> None:
+        self.variables = list(variables)
+        super().__init__(", ".join(one.name for one in self.variables))
+
+
+class StepVariables:
+    """The variables of a Keras step that is being traced or run, besides those that its scopes have.
+
+    Args:
+        model: The model.
+        groups: The model's variables whose values the state of the step has, group by group.
+        values: The values of further variables, by the `id` of the variable.
+        interrupts: Whether the first read of a variable without a value raises `MissingValues`.
+
+    Attributes:
+        missing: The variables without a value that the step has read.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        groups: Sequence[Sequence[KerasVariable]],
+        values: Mapping[int, Any],
+        *,
+        interrupts: bool = False,
+    ) -> None:
+        self.missing: dict[int, KerasVariable | Variable] = {}
+        self._model = model
+        self._values = values
+        self._interrupts = interrupts
+        self._step = _STEPS[len(groups)]
+        self._of_state = {id(one) for group in groups for one in group}
+        self._trainable = {id(one) for one in groups[0]}
+        self._of_optimizer = {id(one) for one in groups[2]} if len(groups) == 4 else set()
+
+    def value_of(self, variable: KerasVariable | Variable) -> Any:
+        """Returns the value of a variable that the current scope lacks; None if it has no value yet.
+
+        Where the step lacks the value, too, and goes on to find other variables, it is the present one.
+        """
+        value = self._values.get(id(variable))
+        if value is not None:
+            return value
+        present = variable.stored() if isinstance(variable, Variable) else read_stored(variable)
+        if present is not None:
+            if not self._interrupts:
+                self.missing[id(variable)] = variable
+            else:  # a variable whose value the state has needs no further input
+                raise MissingValues([] if id(variable) in self._of_state else [variable])
+        return present
+
+    def note_assigned(self, variable: KerasVariable, scope: StatelessScope) -> None:
+        """Warns, once for each variable, if Keras drops the value that the step assigns to it in a scope."""
+        held = scope.state_mapping
+        if id(variable) not in held:
+            found = f"assigns {variable.path}, which is not among the variables of the model"
+            remedy = "make it, or its layer or generator, an attribute of the model or of a layer of it, or"
+        elif id(variable) in self._trainable and self._of_optimizer.isdisjoint(held):
+            found = f"assigns the trainable weight {variable.path} in the call of the model"
+            remedy = "create it with trainable=False, or"
+        else:
+            return
+        if self._step == "predict_step" and any(one is variable for one in self._model.metrics_variables):
+            return  # `predict` has no metrics
+        told = vars(self._model).setdefault(_TOLD, set())
+        if (self._step, id(variable)) not in told:
+            told.add((self._step, id(variable)))
+            warnings.warn(
+                f"keras.Model.{self._step}: the step {found}; the value is lost\n"
+                "  rule:   the step of Keras on JAX returns the values of the variables that the model lists; only the "
+                "optimizer changes trainable weights\n"
+                f"  remedy: {remedy} override the step, as for TensorFlow: def {self._step}(self, data): return "
+                f"super().{self._step}(data)",
+                UserWarning,
+                stacklevel=user_stacklevel(),
+            )
+
+
+_current: contextvars.ContextVar[StepVariables | None] = contextvars.ContextVar("_current", default=None)
+
+
+def within_step(variables: StepVariables) -> AbstractContextManager[None]:
+    """Context manager for the trace or the run of a Keras step."""
+    return setting(_current, variables)
+
+
+def value_in_step(variable: KerasVariable | Variable) -> Any:
+    """Returns the value of a variable in the current Keras step, for a scope that lacks it; None outside of steps.
+
+    None also for a `mirrored` variable with a value for each replica.
+    """
+    step = _current.get()
+    if step is None or in_symbolic_scope() or (isinstance(variable, Variable) and variable.per_replica):
+        return None
+    return step.value_of(variable)
+
+
+def note_assigned(variable: KerasVariable, scope: StatelessScope) -> None:
+    """Warns if Keras drops the value that the current step assigns to a variable in a scope."""
+    step = _current.get()
+    if step is not None and scope.state_mapping and not in_symbolic_scope():
+        step.note_assigned(variable, scope)
+
+
+class CurrentValues:
+    """The variables whose values a step receives, and their current values on the devices of the step.
+
+    Args:
+        variables: The variables.
+    """
+
+    def __init__(self, variables: Sequence[KerasVariable | Variable] = ()) -> None:
+        self.variables = list(variables)
+        self._made: dict[int, tuple[Any, Any]] = {}  # by `id`: the value, and the array that the step gets instead
+
+    def read(self, state: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
+        """Returns the current values, on the devices of a step's state, which the step donates."""
+        if not self.variables:
+            return ()
+        donated = [one for group in state for one in group if isinstance(one, jax.Array)]
+        with eager():
+            return tuple(self._input(one, donated) for one in self.variables)
+
+    def _input(self, variable: KerasVariable | Variable, donated: Sequence[jax.Array]) -> Any:
+        """Returns the value of a variable on the devices of the step, in a buffer that the step does not donate."""
+        value = variable.read_value() if isinstance(variable, Variable) else variable.value
+        known = self._made.get(id(variable))
+        if known is not None and known[0] is value:
+            return known[1]
+        if not donated or not isinstance(value, jax.Array):
+            return value
+        sharding = donated[0].sharding
+        if isinstance(sharding, jax.sharding.NamedSharding):
+            sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+        made = value
+        if any(one is value for one in donated):  # a variable that was made of the array of a weight
+            made = copied(value)
+        if value.sharding.device_set != sharding.device_set:
+            made = jax.device_put(made, sharding)
+        if made is not value:
+            self._made[id(variable)] = (value, made)
+        return made
