@@ -120,16 +120,12 @@ def _withholding_again(model: Model, step: Callable[..., Any]) -> Callable[..., 
 def _variables_of_step(
     model: Model, state: Sequence[Sequence[Any]], values: Mapping[int, Any], *, interrupts: bool = False
 ) -> StepVariables:
-    """Returns the variables of a step, among them those in its state: a forward pass may read the optimizer's."""
-    groups = [variables_of(model, group) for group in _GROUPS_OF[len(state)]]
-    # The state has other numbers of variables for a moment if the program has changed `layer.trainable`.
-    own = {} if interrupts else dict(_pairs(groups, state))
-    return StepVariables(model, groups, {**own, **values}, interrupts=interrupts)
+    """Returns the variables of a step, for code in it that reads or assigns others than its scopes have."""
 
+    def groups_of() -> list[list[Any]]:
+        return [variables_of(model, group) for group in _GROUPS_OF[len(state)]]
 
-def _pairs(groups: Sequence[Sequence[Any]], state: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Any]]:
-    for group, values in zip(groups, state, strict=True):
-        yield from ((id(variable), value) for variable, value in zip(group, values, strict=False))
+    return StepVariables(model, state, groups_of, values, interrupts=interrupts)
 
 
 def _storing(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:

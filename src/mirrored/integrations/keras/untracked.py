@@ -13,8 +13,10 @@ says so.
 from __future__ import annotations
 
 import contextvars
+import functools
+import itertools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,9 +52,12 @@ class MissingValues(BaseException):
 class StepVariables:
     """The variables of a Keras step that is being traced or run, besides those that its scopes have.
 
+    Each call of a step makes one. It looks at the model only if a scope lacks a variable, which is while tracing.
+
     Args:
         model: The model.
-        groups: The model's variables whose values the state of the step has, group by group.
+        state: The state of the step: values of the model's variables, group by group.
+        groups_of: Returns the variables whose values the state has.
         values: The values of further variables, by the `id` of the variable.
         interrupts: Whether the first read of a variable without a value raises `MissingValues`.
 
@@ -63,19 +68,30 @@ class StepVariables:
     def __init__(
         self,
         model: Model,
-        groups: Sequence[Sequence[KerasVariable]],
+        state: Sequence[Sequence[Any]],
+        groups_of: Callable[[], Sequence[Sequence[KerasVariable]]],
         values: Mapping[int, Any],
         *,
         interrupts: bool = False,
     ) -> None:
         self.missing: dict[int, KerasVariable | Variable] = {}
         self._model = model
+        self._state = state
+        self._groups_of = groups_of
         self._values = values
         self._interrupts = interrupts
-        self._step = _STEPS[len(groups)]
-        self._of_state = {id(one) for group in groups for one in group}
-        self._trainable = {id(one) for one in groups[0]}
-        self._of_optimizer = {id(one) for one in groups[2]} if len(groups) == 4 else set()
+        self._step = _STEPS[len(state)]
+
+    @functools.cached_property
+    def _groups(self) -> Sequence[Sequence[KerasVariable]]:
+        return self._groups_of()
+
+    @functools.cached_property
+    def _of_state(self) -> dict[int, Any]:
+        """The values in the state by the `id` of the variable: a forward pass may read the optimizer's variables."""
+        # The numbers of variables differ for a moment if the program has changed `layer.trainable`.
+        pairs = (zip(group, values, strict=False) for group, values in zip(self._groups, self._state, strict=True))
+        return {id(variable): value for variable, value in itertools.chain.from_iterable(pairs)}
 
     def value_of(self, variable: KerasVariable | Variable) -> Any:
         """Returns the value of a variable that the current scope lacks; None if it has no value yet.
@@ -83,6 +99,8 @@ class StepVariables:
         Where the step lacks the value, too, and goes on to find other variables, it is the present one.
         """
         value = self._values.get(id(variable))
+        if value is None and not self._interrupts:
+            value = self._of_state.get(id(variable))
         if value is not None:
             return value
         present = variable.stored() if isinstance(variable, Variable) else read_stored(variable)
@@ -118,6 +136,15 @@ class StepVariables:
                 UserWarning,
                 stacklevel=user_stacklevel(),
             )
+
+    @functools.cached_property
+    def _trainable(self) -> set[int]:
+        return {id(one) for one in self._groups[0]}
+
+    @functools.cached_property
+    def _of_optimizer(self) -> set[int]:
+        """The variables of the optimizer, by `id`; a scope that has them returns the new values of weights, too."""
+        return {id(one) for one in self._groups[2]} if self._step == "train_step" else set()
 
 
 _current: contextvars.ContextVar[StepVariables | None] = contextvars.ContextVar("_current", default=None)
