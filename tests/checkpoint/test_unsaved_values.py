@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import datetime
 import enum
@@ -106,6 +107,15 @@ def test_a_part_that_is_assigned_later_is_compared_once(tmp_path: Path, caplog: 
         status.assert_consumed()
     assert checkpoint.late["n"] == 2
     assert [one.getMessage().split(" (")[0].rpartition(" ")[2] for one in caplog.records] == ["late/phase"]
+
+
+def test_large_values_are_described_by_a_digest() -> None:
+    for value in ("x" * 10_000_000, b"x" * 10_000_000, bytearray(10_000_000), array.array("d", range(1_000_000))):
+        text = description_of(value)
+        assert text is not None
+        assert len(text) < 1000
+        assert text == description_of(value[:-1] + value[-1:])
+        assert text != description_of(value[:-1])
 
 
 def test_a_set_has_one_description_in_any_order() -> None:

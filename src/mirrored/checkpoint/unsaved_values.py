@@ -16,7 +16,7 @@ import logging
 import pathlib
 import uuid
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,13 +51,18 @@ def description_of(value: object) -> str | None:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, (str, bytes, bytearray, array.array)) and len(value) > _LONGEST:
+        return f"{value[:_LONGEST]!r}... ({_digest(value)})"
     return str(value) if isinstance(value, enum.Enum) else repr(value)
 
 
+def _digest(value: str | bytes | bytearray | array.array[Any]) -> str:
+    data = value.encode(errors="backslashreplace") if isinstance(value, str) else bytes(value)
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
 def _shortened(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}... ({hashlib.sha256(text.encode(errors='backslashreplace')).hexdigest()[:16]})"
+    return text if len(text) <= 2 * _LONGEST else f"{text[:_LONGEST]}... ({_digest(text)})"
 
 
 def log_unrestored(called: str, place: str, saved: Mapping[str, str], here: Mapping[str, str], held: set[str]) -> None:
