@@ -114,7 +114,7 @@ def test_large_values_are_described_by_a_digest() -> None:
         text = description_of(value)
         assert text is not None
         assert len(text) < 1000
-        assert text == description_of(value[:-1] + value[-1:])
+        assert text == description_of(copy.deepcopy(value))
         assert text != description_of(value[:-1])
 
 
