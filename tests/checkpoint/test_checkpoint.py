@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from checkpoint.earlier_versions import as_by_earlier_version, save_as_by_earlier_version
 from checkpoint.programs import Model, Training
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, objects
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
@@ -191,7 +192,7 @@ def test_numbers_of_objects_in_a_model_are_its_configuration(tmp_path):
 
 
 def test_a_checkpoint_without_nested_numbers_restores(tmp_path):
-    path = Checkpoint(trainer=Holder(step=7)).write(tmp_path / "c")  # as an earlier version has saved it
+    path = as_by_earlier_version(Checkpoint(trainer=Holder(step=7)).write(tmp_path / "c"))
     trainer = Holder(step=0, stats=Holder(epoch=3, best=0.5))
     Checkpoint(trainer=trainer).read(path).assert_consumed()
     assert (trainer.step, trainer.stats.epoch) == (7, 3)
@@ -237,7 +238,7 @@ def test_a_checkpoint_with_positions_for_keys_restores(tmp_path, keys):
     edges, optimizer = made(1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(objects, "_key_text", lambda key: key if isinstance(key, str) else None)  # an earlier version
-        path = Checkpoint(edges=edges, optimizer=optimizer).write(tmp_path / "c")
+        path = as_by_earlier_version(Checkpoint(edges=edges, optimizer=optimizer).write(tmp_path / "c"))
     assert "edges/#1/more/#0/0" in names_of(path)
     others, other = made(5.0)
     Checkpoint(edges=others, optimizer=other).read(path).assert_consumed()
@@ -815,7 +816,7 @@ def test_a_checkpoint_in_a_checkpoint(is_in_list, tmp_path):
 
 def test_checkpoints_of_earlier_versions_lack_numbers_and_the_root_of_a_checkpoint_in_a_checkpoint(tmp_path):
     v = mr.Variable(0.0)
-    CheckpointManager(Checkpoint(inner={"v": mr.Variable(1.0)}, k=1), tmp_path).save(1)
+    save_as_by_earlier_version(Checkpoint(inner={"v": mr.Variable(1.0)}, k=1), tmp_path)
     manager = CheckpointManager(Checkpoint(inner=Checkpoint(Model(), v=v, n=3, log=[1.0]), k=0), tmp_path)
     assert manager.restore_latest() == 1
     assert float(v.numpy()) == 1.0

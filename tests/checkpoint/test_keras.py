@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from checkpoint.earlier_versions import as_by_earlier_version, save_as_by_earlier_version
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader, keras_slots
 from mirrored.errors import ArgumentError, CheckpointMismatchError
 from mirrored.integrations.keras import keras
@@ -331,7 +332,7 @@ def test_keras_slots_that_an_earlier_version_named_by_position_are_restored(tmp_
     source, there = stepped(OPTIMIZERS.Adam(0.1))
     with monkeypatch.context() as patch:
         patch.setattr(keras_slots, "_kind", lambda name, prefixes: [])
-        path = source.save(tmp_path / "c")
+        path = as_by_earlier_version(source.save(tmp_path / "c"))
     assert "optimizer/slots/0/1" in CheckpointReader(path).names
     for build in (True, False):
         target, here = stepped(OPTIMIZERS.Adam(0.2))
@@ -366,6 +367,8 @@ def test_keras_slots_of_an_optimizer_that_had_another_path_are_restored(elsewher
             Checkpoint(model=before.model) if elsewhere == "a part" else Checkpoint(a=types.SimpleNamespace(b=before))
         )
         path = saved.save(tmp_path / "c")
+    if is_former:
+        as_by_earlier_version(path)
     target, here = stepped(OPTIMIZERS.Adam(0.2))
     ELSEWHERE[elsewhere](nested(target)).restore(path).assert_consumed()
     for one, two in zip(there, here, strict=True):
@@ -434,7 +437,7 @@ def test_variables_of_objects_in_attributes_of_a_model_are_saved(as_root, tmp_pa
     assert float(other.step_optimizer.slots(other.helper.scale)["mu"].numpy()) == 4.0
     with monkeypatch.context() as patch:  # an earlier version
         patch.setattr("mirrored.checkpoint.objects._is_foreign", lambda value: False)
-        CheckpointManager(checkpoint(model), tmp_path / "former").save(1)
+        save_as_by_earlier_version(checkpoint(model), tmp_path / "former")
     manager = CheckpointManager(checkpoint(made()), tmp_path / "former")
     assert manager.restore_latest() == 1
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from checkpoint.earlier_versions import save_as_by_earlier_version
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
 
 
@@ -78,7 +79,7 @@ def test_numbers_of_a_list_or_dict_without_variables_are_state(kind: Any, tmp_pa
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_checkpoint_of_an_earlier_version_has_no_attributes_of_lists_and_dicts(kind: Any, tmp_path: Path) -> None:
-    CheckpointManager(Checkpoint(head=head(kind, 1.0, has_attributes=False)), tmp_path).save(1)
+    save_as_by_earlier_version(Checkpoint(head=head(kind, 1.0, has_attributes=False)), tmp_path)
     target = head(kind, 5.0)
     assert CheckpointManager(Checkpoint(head=target), tmp_path).restore_latest() == 1
     assert (float(only(target).numpy()), float(target.bias.numpy())) == (1.0, 6.0)
@@ -117,7 +118,7 @@ def test_a_checkpoint_of_an_earlier_version_has_other_recent_state(tmp_path: Pat
         found = {"head": head(DictHead, value, has_attributes=is_new), "inner": inner, "run": outer}
         return {**found, "model": model, "optimizer": optimizer}
 
-    CheckpointManager(Checkpoint(**parts(1.0, is_new=False)), tmp_path).save(1)
+    save_as_by_earlier_version(Checkpoint(**parts(1.0, is_new=False)), tmp_path)
     target = parts(5.0, is_new=True)
     assert CheckpointManager(Checkpoint(**target), tmp_path).restore_latest() == 1
     assert (target["inner"].count, float(target["head"].bias.numpy()), target["run"].log.best) == (5, 6.0, 1.0)

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from checkpoint.earlier_versions import save_as_by_earlier_version
 from mirrored.checkpoint import Checkpoint, CheckpointManager
 from mirrored.checkpoint.open_classes import is_open
 
@@ -83,7 +84,7 @@ def test_a_checkpoint_of_an_earlier_version_has_no_state_of_such_objects(
     make: Callable[[], type], tmp_path: Path
 ) -> None:
     kind, v = make(), mr.Variable(0.0)
-    CheckpointManager(Checkpoint(v=mr.Variable(1.0), net=net(kind, 1.0, is_whole=False)), tmp_path).save(1)
+    save_as_by_earlier_version(Checkpoint(v=mr.Variable(1.0), net=net(kind, 1.0, is_whole=False)), tmp_path)
     assert CheckpointManager(Checkpoint(v=v, net=net(kind, 5.0)), tmp_path).restore_latest() == 1
     assert float(v.numpy()) == 1.0
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mirrored as mr
+from checkpoint.earlier_versions import save_as_by_earlier_version
 from checkpoint.programs import Training
 from mirrored.checkpoint import Checkpoint, CheckpointManager, CheckpointReader
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
@@ -138,7 +139,7 @@ def test_variables_of_a_subclass_and_of_a_schedule_are_saved(slots_first: bool, 
 
 @pytest.mark.parametrize("has_rate", [True, False])
 def test_a_checkpoint_of_an_earlier_version_has_no_attributes_of_optimizers(has_rate: bool, tmp_path: Path) -> None:
-    CheckpointManager(Checkpoint(w=mr.Variable(1.0), optimizer=SGD(0.1)), tmp_path).save(1)
+    save_as_by_earlier_version(Checkpoint(w=mr.Variable(1.0), optimizer=SGD(0.1)), tmp_path)
     optimizer: Any = Scaled()
     if has_rate:
         optimizer.other = SGD(0.5)  # not built

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from checkpoint.earlier_versions import as_by_earlier_version
 from mirrored.checkpoint import Checkpoint
 from mirrored.checkpoint.leaves import GeneratorLeaf
 from mirrored.checkpoint.manifest import read_manifest
@@ -87,7 +88,7 @@ def test_checkpoints_of_earlier_versions_lack_the_state(make: Any, tmp_path: Pat
     """They can be restored, and the generator stays as it is."""
     earlier = Sampler(None)
     earlier.epoch = 7
-    path = Checkpoint(part=earlier).write(tmp_path / "c")
+    path = as_by_earlier_version(Checkpoint(part=earlier).write(tmp_path / "c"))
     assert [name for name in read_manifest(path).leaves if name.startswith("part")] == ["part/epoch"]
     part = make(3)
     Checkpoint(part=part).restore(path).assert_existing_objects_matched()

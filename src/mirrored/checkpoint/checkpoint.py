@@ -21,7 +21,7 @@ from mirrored.checkpoint.late_state import report_late
 from mirrored.checkpoint.leaves import Leaf, VariableLeaf
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.matching import COUNTER, Match, RestoreStatus, match
-from mirrored.checkpoint.objects import NEWEST, Part, root_parts
+from mirrored.checkpoint.objects import LEVEL, NEWEST, Part, root_parts
 from mirrored.checkpoint.overlaps import manifest_of
 from mirrored.checkpoint.places import Attribute, Place, Root, refuse_private
 from mirrored.checkpoint.restoring import Restoration, outside_of_steps
@@ -367,7 +367,7 @@ class Checkpoint:
     def restore_from(self, save_path: PathLike | None, *, called: str, strict: bool = False) -> RestoreStatus:
         """Implements `restore` and `read`; `strict` requires the same names in checkpoint and program."""
         if save_path is None:
-            return RestoreStatus(None, lambda: match(self.graph(), Manifest({}, {}, {})))
+            return RestoreStatus(None, lambda: match(self.graph(), Manifest({}, {}, {}, level=LEVEL)))
         save_path = as_path(save_path, called, "save_path")
         on_all_workers(called, "wait for pending saves", self._wait_for_all)  # another worker may be writing it
         directory, manifest = same_files(called, Path(save_path).absolute())

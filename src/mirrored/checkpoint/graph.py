@@ -15,13 +15,7 @@ import numpy as np
 
 from mirrored._jax.traces import Tracer
 from mirrored.checkpoint.keras_slots import KerasGroup, keras_slots
-from mirrored.checkpoint.leaves import (
-    Leaf,
-    VariableLeaf,
-    has_random_state,
-    leaf_of,
-    refuse_component,
-)
+from mirrored.checkpoint.leaves import Leaf, VariableLeaf, has_random_state, leaf_of, refuse_component
 from mirrored.checkpoint.number_leaf import NumberLeaf
 from mirrored.checkpoint.objects import (
     NEWEST,
@@ -139,10 +133,14 @@ class Graph:
                 told.add(name)
                 _log.warning(f"%s leaves out {reason}", called, name)
 
-    def other_names(self) -> dict[str, list[str]]:
-        """Returns the alternative names of each object, as a dict keyed by the object's main name."""
+    def other_names(self, *, has_former: bool) -> dict[str, list[str]]:
+        """Returns the alternative names of each object, as a dict keyed by the object's main name.
+
+        Args:
+            has_former: Whether to include the former names, as `Manifest.has_former_names` says of a checkpoint.
+        """
         found: dict[str, list[str]] = {}
-        for path, name in (*self.aliases.items(), *self.former.items()):
+        for path, name in (*self.aliases.items(), *(self.former.items() if has_former else ())):
             found.setdefault(name, []).append(path)
         return found
 

@@ -54,7 +54,7 @@ def _append_saved_numbers(look: Callable[[], Graph], manifest: Manifest) -> Undo
             _shorten(given, length)
 
     graph = look()
-    others = graph.other_names()
+    others = graph.other_names(has_former=manifest.has_former_names)
     for name, given in graph.lists.items():
         further = _further(name, given, others, manifest)
         if further:
@@ -104,7 +104,7 @@ def _add_saved_items(look: Callable[[], Graph], manifest: Manifest) -> Undo:
     if not saved:
         return undo
     graph = look()
-    others = graph.other_names()
+    others = graph.other_names(has_former=manifest.has_former_names)
     for given in graph.visited.values():
         if grows(given) and all(map(is_number, given.values())):
             paths = paths_to(graph.names[id(given)], others)

@@ -31,8 +31,8 @@ def keepers(graph: Graph, roots: Iterable[Any], succession: Succession) -> Itera
         succession: The restores that wait.
     """
     yield from (one for one in roots if _is_of_framework(one) or _accepts_attribute(one))
-    others = graph.other_names()
     pending = [(manifest, paths_above(names)) for manifest, names in succession.pending()]
+    others = graph.other_names(has_former=any(manifest.has_former_names for manifest, _ in pending))
     for key, one in graph.visited.items():
         if _is_of_framework(one):
             yield one

@@ -7,6 +7,7 @@ shapes and dtypes, and nothing about devices, so a checkpoint can be restored on
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import time
@@ -46,6 +47,9 @@ class Manifest:
         overlaps: The names of NumPy arrays in common memory, by memory; None in checkpoints of earlier versions.
         empty: The names of dicts and lists that had no items.
         described: Descriptions of texts and other values that are not saved, by name.
+        level: Which state the version of mirrored saves that wrote the checkpoint: that with numbers `Part.since` up to
+            this one. 0 in checkpoints of earlier versions.
+        carried_level: The lowest level of the checkpoints from which the names in `carried` are.
 
     Example:
         >>> import tempfile
@@ -69,6 +73,8 @@ class Manifest:
     overlaps: list[list[str]] | None = None
     empty: list[str] = dataclasses.field(default_factory=list)
     described: dict[str, str] = dataclasses.field(default_factory=dict)
+    level: int = 0
+    carried_level: int = 0
 
     def write(self, directory: Path) -> None:
         """Writes the manifest to the file ``mirrored.json``, with the checksums of the array files in `directory`."""
@@ -80,6 +86,23 @@ class Manifest:
         # In the order of the dicts, which `set_state` of an iterator may rely on; the checksum ignores the order.
         head = {name: head[name] for name in sorted(head)}
         (directory / FILE).write_text(json.dumps(head, separators=(",", ":")), encoding="utf-8")
+
+    @property
+    def has_former_names(self) -> bool:
+        """Whether objects can have the names that earlier versions gave them, such as the positions of keys."""
+        return min(self.level, self.carried_level) == 0
+
+    def level_of(self, name: str) -> int:
+        """Returns which state the checkpoint has of the part to which `name` belongs, as the number `level`.
+
+        Of a part that the program had not created yet, it has what an earlier checkpoint had.
+        """
+        is_carried = name.partition("/")[0] in self._carried_parts
+        return min(self.level, self.carried_level) if is_carried else self.level
+
+    @functools.cached_property
+    def _carried_parts(self) -> set[str]:
+        return {name.partition("/")[0] for name in self.carried}
 
     @property
     def shape_and_dtype(self) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -116,7 +116,7 @@ class Match:
 
 def match(graph: Graph, manifest: Manifest) -> Match:
     """Matches the names in a checkpoint with those in the program, and compares their kinds, shapes and dtypes."""
-    others = graph.other_names()
+    others = graph.other_names(has_former=manifest.has_former_names)
     groups = match_groups(graph, manifest, lambda name: source_of(paths_to(name, others), manifest))
     slots = _slots_of_renamed(graph, others, manifest)
     pairs: dict[str, tuple[str, Leaf]] = {}
@@ -137,14 +137,8 @@ def match(graph: Graph, manifest: Manifest) -> Match:
     # Checkpoints do not have the learning rate of an optimizer that was not built or that has a schedule.
     optional = {name for name in missing if isinstance(graph.leaves[name], RateLeaf)}
     optional |= _configuration_names(graph, missing, others, manifest)
-    missing = [name for name in missing if name not in optional]
-    nested = {name for name, leaf in graph.leaves.items() if isinstance(leaf, NumberLeaf) and leaf.is_nested} - optional
-    if nested.issubset(missing):  # a checkpoint of an earlier version, which did not save them
-        missing = [name for name in missing if name not in nested]
-    for since in set(graph.recent.values()):
-        recent = {name for name, number in graph.recent.items() if number == since} - optional
-        if recent.issubset(missing):  # as above
-            missing = [name for name in missing if name not in recent]
+    unsaved = optional | _unsaved_by_its_version(graph, missing, optional, manifest)
+    missing = [name for name in missing if name not in unsaved]
     used = {source for source, _ in pairs.values()} | {one.source for one in misfits}
     unexpected = tuple(name for name in manifest.leaves if name not in used)
     here = {name: leaf.outline() for name, leaf in graph.leaves.items() if name not in optional}
@@ -165,19 +159,32 @@ def _slots_of_renamed(graph: Graph, others: Mapping[str, list[str]], manifest: M
     return prefixes
 
 
+def _unsaved_by_its_version(graph: Graph, missing: list[str], optional: set[str], manifest: Manifest) -> set[str]:
+    """Returns the names in `missing` of state that the version that wrote the checkpoint did not save.
+
+    Earlier versions do not state their level. One that saved state with a certain number `Part.since` saved all of it,
+    so that names with a number are missing only if none of them is in the checkpoint.
+    """
+    names = {name: since for name, since in graph.recent.items() if since > manifest.level_of(name)}
+    nested = [name for name, leaf in graph.leaves.items() if isinstance(leaf, NumberLeaf) and leaf.is_nested]
+    groups = [{name for name in nested if manifest.level_of(name) == 0}]
+    groups += [{name for name, number in names.items() if number == since} for since in set(names.values())]
+    return {name for group in groups if (group - optional).issubset(missing) for name in group}
+
+
 def _configuration_names(
     graph: Graph, missing: Iterable[str], others: Mapping[str, list[str]], manifest: Manifest
 ) -> set[str]:
     """Returns the names in `missing` whose numbers are model configuration rather than saved state.
 
     An object that creates its variables in its first call has numbers alone before it. In the checkpoint it has
-    variables, and its numbers are not saved.
+    variables, and its numbers are not saved. Beside arrays (`Saved.array_type`) numbers are saved.
     """
     numbers = [name for name in missing if graph.holders.get(name)]
     if not numbers:
         return set()
     saved = manifest.leaves
-    models = paths_above(name for name in saved if saved[name].is_array)
+    models = paths_above(name for name in saved if saved[name].is_array and not saved[name].array_type)
     models -= paths_above(name for name in saved if saved[name].kind == "number")
     others_here = paths_above(name for name, leaf in graph.leaves.items() if not isinstance(leaf, NumberLeaf))
     found = {

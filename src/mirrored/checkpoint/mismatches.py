@@ -70,7 +70,7 @@ def check_keras_slots(graph: Graph, found: Match, manifest: Manifest, directory:
     Its slots are saved by position, so each variable would get the slots of another one.
     """
     names = {source: name for name, (source, _) in found.pairs.items()}
-    others = graph.other_names()
+    others = graph.other_names(has_former=manifest.has_former_names)
     for optimizer, groups in graph.groups.items():
         if not isinstance(graph.optimizers.get(optimizer), KerasSlots):
             continue

@@ -32,7 +32,7 @@ def optimizers_to_build(graph: Graph, found: Match, manifest: Manifest) -> list[
         source for name, (source, leaf) in found.pairs.items() if name in graph.recent or isinstance(leaf, RateLeaf)
     }
     todo: list[tuple[HasSlots, list[Any]]] = []
-    others = graph.other_names()
+    others = graph.other_names(has_former=manifest.has_former_names)
     for name, optimizer in graph.optimizers.items():
         path = saved_path(name, others, manifest)
         had_state = any(one.startswith(f"{path}/") and one not in of_unbuilt for one in manifest.leaves)

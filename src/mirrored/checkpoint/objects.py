@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 NEWEST: Final = 2
 SINCE_RANDOM: Final = NEWEST + 2  # the states of `random.Random`
+LEVEL: Final = SINCE_RANDOM  # the highest number of a `Part.since`, which `Manifest.level` states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,7 +345,7 @@ def keras_parts(value: Any, place: Place) -> list[Part] | None:
     if is_keras(value, "Layer"):
         return list(_layer_parts(value, place))
     if is_keras(value, "metrics.Metric"):
-        return _by_name(value._variables, value, place) + _numbered("metrics", getattr(value, "_metrics", ()), place)
+        return _by_name(value._variables, place) + _numbered("metrics", getattr(value, "_metrics", ()), place)
     if is_keras(value, "random.SeedGenerator"):
         return [Part("state", value.state, Attribute(place, "state"))]
     return None
@@ -380,7 +381,7 @@ def _layer_parts(layer: Layer, place: Place) -> Iterator[Part]:
         yield Part(name, value, Attribute(place, name))
     yield from _numbered("layers", getattr(layer, "layers", None) or layer._layers, place)
     variables = [*layer._trainable_variables, *layer._non_trainable_variables]
-    yield from _by_name([one for one in variables if not _GENERATED.fullmatch(one.name)], layer, place)
+    yield from _by_name([one for one in variables if not _GENERATED.fullmatch(one.name)], place)
     unnamed = [one for one in variables if _GENERATED.fullmatch(one.name)]
     private = {id(stored_variable(value)): name for name, value in attributes if name.startswith("_")}
     in_attributes = {id(stored_variable(one)) for _, value in public for one in (value, *_items_if_any(value))}
@@ -435,10 +436,9 @@ def _numbered(name: str, values: Sequence[Any], place: Place) -> list[Part]:
     return [Part(f"{name}/{number}", value, place) for number, value in enumerate(values)]
 
 
-def _by_name(variables: Sequence[Any], owner: object, place: Place) -> list[Part]:
+def _by_name(variables: Sequence[Any], place: Place) -> list[Part]:
     names = [variable.name for variable in variables]
     unique = [name if names.count(name) == 1 else f"{name}_{at}" for at, name in enumerate(names)]
-    del owner
     return [Part(name, variable, place) for name, variable in zip(unique, variables, strict=True)]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from mirrored.checkpoint.graph import Graph
 from mirrored.checkpoint.leaves import ArrayLeaf, Leaf, Undo
 from mirrored.checkpoint.manifest import Manifest
+from mirrored.checkpoint.objects import LEVEL
 from mirrored.checkpoint.saved import Saved
 
 
@@ -27,10 +28,17 @@ def manifest_of(graph: Graph, leaves: dict[str, Saved], step: int | None = None)
         leaves: The values that are saved.
         step: The step given to `CheckpointManager.save`, if any.
     """
-    overlaps = [[*group] for group in _overlapping(graph.leaves)]
-    aliases = {**graph.aliases, **graph.repeated}
-    described = dict(graph.described)
-    return Manifest(leaves, aliases, graph.groups, step, overlaps=overlaps, empty=[*graph.empty], described=described)
+    return Manifest(
+        leaves,
+        {**graph.aliases, **graph.repeated},
+        graph.groups,
+        step,
+        overlaps=[[*group] for group in _overlapping(graph.leaves)],
+        empty=[*graph.empty],
+        described=dict(graph.described),
+        level=LEVEL,
+        carried_level=LEVEL,
+    )
 
 
 def _overlapping(leaves: Mapping[str, Leaf]) -> list[dict[str, np.ndarray[Any, Any]]]:

@@ -255,6 +255,7 @@ class Restoration:
             aliases={**aliases, **manifest.aliases},
             groups={**manifest.groups, **groups},
             carried=[*manifest.carried, *names],
+            carried_level=min(manifest.carried_level, *(self._manifest.level_of(name) for name in names)),
         )
 
     def _is_of_restarted_list(self, name: str, lists: RestartedLists) -> bool:

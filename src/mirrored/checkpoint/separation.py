@@ -180,7 +180,7 @@ def conflicts(graph: Graph, manifest: Manifest, waiting: set[str]) -> tuple[Conf
     ]
     # Iterators and generators of libraries have a name for each of their paths.
     first: dict[int, tuple[str, str]] = {}
-    others = graph.other_names()
+    others = graph.other_names(has_former=manifest.has_former_names)
     for name, leaf in graph.leaves.items():
         if not isinstance(leaf, (PositionLeaf, GeneratorLeaf)):
             continue
@@ -232,7 +232,7 @@ class _SavedPaths:
             self._known |= {*manifest.aliases, *paths_above(manifest.aliases), *manifest.empty}
         left = leaves & waiting
         self._waiting = self._known if waiting >= manifest.leaves.keys() else left | paths_above(left)
-        self._others = graph.other_names()
+        self._others = graph.other_names(has_former=manifest.has_former_names)
         # A manifest of an earlier version does not tell whether it has one object at the places in `repeated`.
         tells = not needs_leaves and manifest.overlaps is not None
         self._aliases = {**graph.aliases, **graph.repeated} if tells else graph.aliases

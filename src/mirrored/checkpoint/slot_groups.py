@@ -68,7 +68,7 @@ def match_groups(graph: Graph, manifest: Manifest, source_of: Callable[[str], st
         source_of: Returns the checkpoint's name of a variable, or None.
     """
     found = GroupMatch({}, [])
-    others = graph.other_names()
+    others = graph.other_names(has_former=manifest.has_former_names)
     for optimizer, groups in graph.groups.items():
         path = saved_path(optimizer, others, manifest)
         saved = manifest.groups.get(path, [])

@@ -26,7 +26,9 @@ _CHUNK_BYTES: Final = 1 << 24
 _LEAST_BYTES: Final = 1 << 12
 _SHARE_SECONDS: Final = 3600.0
 _KEY: Final = "mirrored/elastic/state"
-_OTHERS: Final = ("overlaps", "empty", "described")  # further fields of a manifest
+_OTHERS: Final = tuple(  # further fields of a manifest
+    field.name for field in dataclasses.fields(Manifest) if field.name not in ("leaves", "aliases", "groups")
+)
 _KINDS: Final = {kind.__name__: kind for kind in (Saved, AllComponents)}
 
 
