@@ -16,7 +16,7 @@ import contextvars
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +25,7 @@ import jax
 from mirrored._blocks import setting
 from mirrored._jax.arrays import copied
 from mirrored._jax.source_lines import user_stacklevel
-from mirrored._jax.traces import eager
+from mirrored._jax.traces import Tracer, eager
 from mirrored.integrations.keras.private import in_symbolic_scope, read_stored
 from mirrored.variables import Variable
 
@@ -103,7 +103,10 @@ class StepVariables:
             value = self._of_state.get(id(variable))
         if value is not None:
             return value
-        present = variable.stored() if isinstance(variable, Variable) else read_stored(variable)
+        if isinstance(variable, Variable):
+            present = _on_devices_of(next(_arrays_in(self._state), None), variable.stored())
+        else:
+            present = read_stored(variable)
         if present is not None:
             if not self._interrupts:
                 self.missing[id(variable)] = variable
@@ -188,7 +191,7 @@ class CurrentValues:
         """Returns the current values, on the devices of a step's state, which the step donates."""
         if not self.variables:
             return ()
-        donated = [one for group in state for one in group if isinstance(one, jax.Array)]
+        donated = [*_arrays_in(state)]
         with eager():
             return tuple(self._input(one, donated) for one in self.variables)
 
@@ -200,14 +203,22 @@ class CurrentValues:
             return known[1]
         if not donated or not isinstance(value, jax.Array):
             return value
-        sharding = donated[0].sharding
-        if isinstance(sharding, jax.sharding.NamedSharding):
-            sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-        made = value
-        if any(one is value for one in donated):  # a variable that was made of the array of a weight
-            made = copied(value)
-        if value.sharding.device_set != sharding.device_set:
-            made = jax.device_put(made, sharding)
+        # A variable that was made of the array of a weight has it, too.
+        made = _on_devices_of(donated[0], copied(value) if any(one is value for one in donated) else value)
         if made is not value:
             self._made[id(variable)] = (value, made)
         return made
+
+
+def _arrays_in(state: Iterable[Sequence[Any]]) -> Iterator[jax.Array]:
+    return (one for group in state for one in group if isinstance(one, jax.Array) and not isinstance(one, Tracer))
+
+
+def _on_devices_of(like: jax.Array | None, value: Any) -> Any:
+    """Returns `value` replicated on the devices of another array; `value` itself if it is there."""
+    if like is None or not isinstance(value, jax.Array) or value.sharding.device_set == like.sharding.device_set:
+        return value
+    sharding = like.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    return jax.device_put(value, sharding)
