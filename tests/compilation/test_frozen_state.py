@@ -21,7 +21,8 @@ from flax import nnx
 import mirrored as mr
 import mirrored.tf as tf
 from mirrored.errors import ArgumentError, EndOfDataError
-from mirrored.integrations.keras.calls import converted_by, prepare
+from mirrored.integrations.keras.calls import prepare
+from mirrored.integrations.keras.conversion import converted_by
 
 numbers_of_module = np.random.default_rng(0)
 iterator_of_module = iter([1.0, 2.0])

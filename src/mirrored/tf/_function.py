@@ -119,8 +119,8 @@ def convert(python_function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _layers_converted_by(convert: Callable[..., Any]) -> AbstractContextManager[None]:
     """Returns a context manager that applies `convert` to the `call` methods of Keras layers."""
-    calls: Any = sys.modules.get("mirrored.integrations.keras.calls")
-    return nullcontext() if calls is None else calls.converted_by(convert)  # type: ignore[no-any-return]
+    conversion: Any = sys.modules.get("mirrored.integrations.keras.conversion")
+    return nullcontext() if conversion is None else conversion.converted_by(convert)  # type: ignore[no-any-return]
 
 
 def _explaining(python_function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,19 +1,22 @@
-"""Applies AutoGraph to the `call` of user-defined layers: in `tf.function`, in `fit`, and where Keras infers shapes."""
+"""Applies AutoGraph to the `call` of user-defined layers wherever JAX traces it, if the program uses `mirrored.tf`.
+
+That is in `tf.function`, in `fit`, `evaluate` and `predict`, and where Keras infers shapes. A layer that is called
+eagerly runs as Python. But Keras may trace what the layer calls: `keras.layers.RNN` scans its cell, for example.
+TensorFlow runs such a loop eagerly.
+"""
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import sys
 import types
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
-from mirrored._blocks import setting
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.belonging import is_made_in_scope, scope_of
+from mirrored.integrations.keras.conversion import active_conversion, conversion_of_calls
 from mirrored.integrations.keras.loops import step_builds
 from mirrored.integrations.keras.private import in_stateless_scope
 from mirrored.patches import replace
@@ -22,38 +25,15 @@ if TYPE_CHECKING:
     from keras import Layer
 
 keras = load()
-Convert = Callable[[Callable[..., Any]], Callable[..., Any]]
-_converting: contextvars.ContextVar[Convert | None] = contextvars.ContextVar("_converting", default=None)
 _prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in a function or a cell can be collected.
-
-
-def conversion_of_calls() -> Convert | None:
-    """Returns the function with which AutoGraph converts functions; None if the program does not use `mirrored.tf`."""
-    facade = sys.modules.get("mirrored.tf._function")
-    return None if facade is None else cast(Convert, facade.convert)
-
-
-def converting_calls() -> AbstractContextManager[None]:
-    """Returns a context manager that applies AutoGraph to `call` methods, if the program uses `mirrored.tf`."""
-    convert = conversion_of_calls()
-    return nullcontext() if convert is None or _converting.get() is not None else converted_by(convert)
-
-
-def converted_by(convert: Convert) -> AbstractContextManager[None]:
-    """Context manager that applies the AutoGraph conversion `convert` to `call` methods of user-defined Keras layers.
-
-    Args:
-        convert: Returns the converted form of a function, or the function itself if it is not to be converted.
-    """
-    return setting(_converting, convert)
 
 
 def prepare(layer_class: type) -> None:
     """Makes the `call` methods of a user-defined layer class and its base classes convertible by AutoGraph.
 
-    Has no effect outside of `converted_by`.
+    Has no effect outside of `converted_by` if the program does not use `mirrored.tf`.
     """
-    if _converting.get() is not None and layer_class not in _prepared:
+    if layer_class not in _prepared and (active_conversion() or conversion_of_calls()) is not None:
         _prepare(layer_class)
 
 
@@ -86,7 +66,7 @@ def _prepare(layer_class: type) -> None:
 def _dispatching(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def dispatching(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        convert = _converting.get()
+        convert = active_conversion()
         return (call if convert is None else convert(call))(self, *args, **kwargs)
 
     return dispatching

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from mirrored._jax.traces import current_trace, trace_below_tapes
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.call_metrics import holding_metrics
-from mirrored.integrations.keras.calls import convertible, converting_calls
+from mirrored.integrations.keras.calls import convertible
+from mirrored.integrations.keras.conversion import converting_calls
 from mirrored.integrations.keras.open_shapes import inferred
 from mirrored.integrations.keras.private import Tracker
 from mirrored.integrations.keras.scope_store import ScopeStore

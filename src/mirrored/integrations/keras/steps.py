@@ -29,7 +29,7 @@ from mirrored.compilation import function as compiled
 from mirrored.integrations.keras.backend import load
 from mirrored.integrations.keras.batches import as_dense
 from mirrored.integrations.keras.belonging import strategy_of
-from mirrored.integrations.keras.calls import conversion_of_calls
+from mirrored.integrations.keras.conversion import conversion_of_calls
 from mirrored.integrations.keras.logs import noted_results
 from mirrored.integrations.keras.loops import placement_for, step_builds
 from mirrored.integrations.keras.newest import GROUPS

@@ -35,7 +35,7 @@ from mirrored.integrations.keras.batches import (
     put_on,
 )
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
-from mirrored.integrations.keras.calls import converting_calls
+from mirrored.integrations.keras.conversion import converting_calls
 from mirrored.integrations.keras.loop_device import computing_on
 from mirrored.integrations.keras.loops import Loop, Parts, called_method, connect_loops, within_loop
 from mirrored.integrations.keras.masks import connect_masks

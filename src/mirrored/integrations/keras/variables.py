@@ -30,7 +30,6 @@ from mirrored._jax.arrays import as_array, owned
 from mirrored._jax.traces import Tracer, eager
 from mirrored._typing import DTypeLike, Operand
 from mirrored.integrations.keras.backend import load
-from mirrored.integrations.keras.control_flow import in_eager_operation
 from mirrored.integrations.keras.loop_device import on_device_of_loop
 from mirrored.integrations.keras.private import (
     autocast,
@@ -42,6 +41,7 @@ from mirrored.integrations.keras.private import (
 from mirrored.integrations.keras.scope_store import ScopeStore
 from mirrored.integrations.keras.statistics import exact_statistic
 from mirrored.runtime.ambient import ambient, announce_read, announce_write, within
+from mirrored.runtime.eager_operation import in_eager_operation
 from mirrored.topology.device_assignment import DeviceAssignment
 from mirrored.values.distributed_values import PerReplica
 from mirrored.variables import Variable, VariableAggregation, VariableSynchronization

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from mirrored._jax.inlining import Staged, stage
 from mirrored._jax.traces import CaptureTracer, belongs_to, current_trace, trace_below_tapes
 from mirrored._typing import Leaf
 from mirrored.runtime.ambient import ambient, announce_read, within
+from mirrored.runtime.eager_operation import in_eager_operation, within_eager_operation
 from mirrored.runtime.staged_values import Bookkeeping, Held, VariableLike, read_assigned, take_values
 from mirrored.runtime.variable_store import VariableStore, is_under_tape
 
@@ -197,13 +199,15 @@ def trace_block(function: Callable[..., Sequence[Any]], inputs: Sequence[Any] = 
     """
     outer = ambient().store
     store = BlockStore(outer) if outer is not None and outer.captures else None
+    context = within_eager_operation if in_eager_operation() else nullcontext
     count = 0
 
     def flat(*arrays: jax.Array) -> list[Any]:
         nonlocal count
         if store is not None:
             store.base_trace = trace_below_tapes(current_trace())
-        results = list(function(*arrays))
+        with context():
+            results = list(function(*arrays))
         count = len(results)
         return [*results, *([] if store is None else take_values(store.staged))]
 
