@@ -63,12 +63,14 @@ class Loop:
         called: The name of the method.
         takes_data_alone: Whether the step is TensorFlow-style, see `steps.takes_data_alone`.
         source: The batches of the dataset that the loop reads; None if it reads other data.
+        builds: Whether the loop, which is that of `predict`, now reads a batch to build the model.
         is_compared: Whether this worker's first batch was compared with those of the others.
     """
 
     called: str
     takes_data_alone: bool
     source: Source | None
+    builds: bool = False
     is_compared: bool = False
 
 
@@ -106,6 +108,11 @@ _current: Final = InProgress[Loop]("mirrored.keras_loop")
 def within_loop(loop: Loop) -> AbstractContextManager[None]:
     """Context manager that makes `loop` the current Keras loop; a nested loop, such as validation, takes its place."""
     return _current.within(loop)
+
+
+def loop_in_progress() -> Loop | None:
+    """Returns the current Keras loop; None outside of a loop."""
+    return _current.get()
 
 
 def called_method(default: str) -> str:

@@ -279,6 +279,11 @@ def reduction_axes_of(layer: BatchNormalization) -> tuple[int, ...]:
     return tuple(layer._reduction_axes)
 
 
+def is_built(model: Model) -> bool:
+    """Returns whether all layers of a model have created their weights."""
+    return all(layer.built for layer in model._flatten_layers())
+
+
 def has_training_argument(model: Model) -> bool:
     """Returns whether a model's `call` takes the argument `training`."""
     return bool(model._call_has_training_arg)

@@ -36,6 +36,7 @@ from mirrored.integrations.keras.batches import (
 )
 from mirrored.integrations.keras.belonging import check_belonging, strategy_of
 from mirrored.integrations.keras.conversion import converting_calls
+from mirrored.integrations.keras.first_batch import building_from_first, connect_first_batch
 from mirrored.integrations.keras.loop_device import computing_on
 from mirrored.integrations.keras.loops import Loop, Parts, called_method, connect_loops, within_loop
 from mirrored.integrations.keras.masks import connect_masks
@@ -49,7 +50,7 @@ from mirrored.integrations.keras.newest import (
     with_newest_reads,
 )
 from mirrored.integrations.keras.own_data import own_or_same
-from mirrored.integrations.keras.private import Distribution, backend_distribution
+from mirrored.integrations.keras.private import Distribution, backend_distribution, is_built
 from mirrored.integrations.keras.steps import (
     BARE_ELEMENTS,
     building_with_call,
@@ -72,8 +73,6 @@ if TYPE_CHECKING:
 
 keras = load()
 _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
-
-
 _KIND_OF = {"fit": "train", "train": "train", "evaluate": "test", "test": "test", "predict": "predict"}
 # The arguments of loops that may be datasets, each with those that give the number of its steps.
 _STEPS_OF = {"x": ("steps_per_epoch", "steps"), "validation_data": ("validation_steps",)}
@@ -232,7 +231,8 @@ def wrap_model(model_class: type[Model]) -> None:
     """Patches `fit`, `evaluate` and `predict` of `keras.Model` to use all devices of the model's strategy."""
     get_state = on_one_device(model_class._get_jax_state)
     replace("keras", model_class, "_get_jax_state", stateless(with_newest_reads(get_state)))
-    replace("keras", model_class, "_symbolic_build", building_with_call(model_class._symbolic_build))
+    build = building_from_first(building_with_call(model_class._symbolic_build), KerasBatches)
+    replace("keras", model_class, "_symbolic_build", build)
     replace("keras", model_class, "_make_function", kept_steps(model_class._make_function))
     replace("keras", model_class, "_purge_model_variables", kept_by_fit(model_class._purge_model_variables))
     shardings = one_sharding(model_class._get_state_sharding_spec)
@@ -242,6 +242,7 @@ def wrap_model(model_class: type[Model]) -> None:
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         replace("keras", model_class, name, _bounding(getattr(model_class, name), kind))
+    connect_first_batch(KerasBatches)
     connect_loops()
     connect_masks(model_class)
     connect_steps(model_class)
@@ -265,7 +266,8 @@ def _spread(method: Callable[..., Any]) -> Callable[..., Any]:
                 given[name] = _fed(given[name], strategy, f"keras.Model.{method.__name__}", has_steps)
         x = given.get("x")
         alone = takes_data_alone(self, _KIND_OF[method.__name__.partition("_on_")[0]])
-        loop = Loop(method.__name__, alone, x if isinstance(x, KerasBatches) else None)
+        builds = method.__name__ == "predict" and not is_built(self)
+        loop = Loop(method.__name__, alone, x if isinstance(x, KerasBatches) else None, builds)
         before = vars(self).get(BARE_ELEMENTS)
         vars(self)[BARE_ELEMENTS] = has_bare_elements
         try:
