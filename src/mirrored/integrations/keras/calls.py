@@ -1,4 +1,4 @@
-"""Applies AutoGraph to the `call` of user-defined layers wherever JAX traces it, if the program uses `mirrored.tf`.
+"""Applies AutoGraph to the `call` of user-defined layers where JAX traces it, if the program uses `mirrored.tf`.
 
 That is in `tf.function`, in `fit`, `evaluate` and `predict`, and where Keras infers shapes. A layer that is called
 eagerly runs as Python. But Keras may trace what the layer calls: `keras.layers.RNN` scans its cell, for example.

@@ -1,7 +1,7 @@
 """Selects the AutoGraph conversion that is applied to the functions of Keras layers, if the program uses `mirrored.tf`.
 
-It is active in `tf.function`, in `fit`, `evaluate` and `predict`, where Keras infers shapes, and in any other trace: a
-function that JAX traces cannot have a Python condition on a tensor.
+It is active in `tf.function`, in `fit`, `evaluate` and `predict`, where Keras infers shapes, and in what JAX traces for
+eager code: a traced function cannot have a Python condition on a tensor. A compiled function decides itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, cast
 
 from mirrored._blocks import setting
 from mirrored._jax.traces import current_trace, is_eval, trace_below_tapes
+from mirrored.integrations.keras.scope_store import ScopeStore
+from mirrored.runtime.ambient import ambient
 
 Convert = Callable[[Callable[..., Any]], Callable[..., Any]]
 _converting: contextvars.ContextVar[Convert | None] = contextvars.ContextVar("_converting", default=None)
@@ -42,7 +44,9 @@ def converted_by(convert: Convert) -> AbstractContextManager[None]:
 
 def active_conversion() -> Convert | None:
     """Returns the AutoGraph conversion to apply to the `call` of a layer here; None if it is to run as Python."""
-    convert = _converting.get()
-    if convert is None and not is_eval(trace_below_tapes(current_trace())):
-        return conversion_of_calls()
-    return convert
+    convert, store = _converting.get(), ambient().store
+    if store is not None and store.captures and not isinstance(store.outermost(), ScopeStore):
+        return convert  # the choice of the compiled function
+    if convert is not None or is_eval(trace_below_tapes(current_trace())):
+        return convert
+    return conversion_of_calls()
