@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import array
 import copy
+import dataclasses
 import datetime
 import enum
+import functools
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,8 @@ import numpy as np
 import pytest
 
 import mirrored as mr
-from mirrored.checkpoint import Checkpoint
+from mirrored.checkpoint import Checkpoint, sharing
+from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.memory import begin_snapshot, restore_snapshot
 from mirrored.checkpoint.unsaved_values import LIMIT, description_of
 
@@ -123,3 +126,112 @@ def test_a_set_has_one_description_in_any_order() -> None:
     assert description_of({object()}) is None
     assert description_of(set(range(LIMIT + 1))) is None
     assert description_of(3) is None
+
+
+class _Label(str):
+    """A text whose own methods fail, or print an address."""
+
+    def __repr__(self) -> str:
+        return f"<label at {id(self)}>"
+
+    def __len__(self) -> int:
+        raise ValueError
+
+    def __getitem__(self, key: Any) -> str:
+        raise ValueError
+
+
+class _Failing(set[int]):
+    def __len__(self) -> int:
+        raise ValueError
+
+
+class _Zone(datetime.tzinfo):
+    def utcoffset(self, dt: datetime.datetime | None) -> datetime.timedelta:
+        return datetime.timedelta(hours=1)
+
+
+class _Folder(type(Path())):  # type: ignore[misc]
+    def __repr__(self) -> str:
+        return f"<folder at {id(self)}>"
+
+
+class _Text(enum.StrEnum):
+    A = "a"
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+_MAKES: dict[str, Any] = {
+    "str": lambda: _Label("a" * 300),
+    "enum": lambda: _Text.A,
+    "path": lambda: _Folder("/a"),
+    "time zone": lambda: datetime.datetime(2026, 1, 1, tzinfo=_Zone()),
+    "MT19937": lambda: np.random.MT19937(1),
+}
+
+
+@pytest.mark.parametrize("case", _MAKES)
+def test_equal_values_of_own_classes_have_one_description(case: str) -> None:
+    first, second = (_MAKES[case]() for _ in range(2))
+    text = description_of(first)
+    assert text is not None
+    with np.printoptions(threshold=5):
+        assert description_of(second) == text
+
+
+def test_a_value_whose_methods_fail_has_no_description(tmp_path: Path) -> None:
+    assert description_of(_Failing()) is None
+    assert description_of(_Text.A) == description_of("a")
+    Checkpoint(part={"items": _Failing(), "n": 1}).save(tmp_path / "c")
+
+
+class _Cached:
+    def __init__(self) -> None:
+        self.n = 1
+
+    @functools.cached_property
+    def label(self) -> str:
+        return "a"
+
+
+def test_a_cached_property_need_not_be_read_before_the_restore(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = _Cached()
+    assert part.label == "a"
+    path = Checkpoint(part=part).save(tmp_path / "c")
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        Checkpoint(part=_Cached()).restore(path).assert_consumed()
+    assert not caplog.records
+
+
+def test_the_texts_of_an_object_that_has_variables_since_the_save_are_not_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = Checkpoint(v=mr.Variable(1.0), part=SimpleNamespace(name="a", w=None)).save(tmp_path / "c")
+    checkpoint = Checkpoint(v=mr.Variable(0.0), part=SimpleNamespace(name="a", w=mr.Variable(1.0)))
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        checkpoint.restore(path).expect_partial()
+    assert not caplog.records
+
+
+def test_texts_beyond_the_limit_are_not_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = Checkpoint(words=[1], run=[["a", 1]]).save(tmp_path / "c")
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        Checkpoint(words=[1, *map(str, range(LIMIT))], run=[["a", 1]]).restore(path).assert_consumed()
+    assert not caplog.records
+
+
+def test_texts_that_differ_between_workers_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = dataclasses.replace(Manifest({}, {}, {}), described={"part/host": "'first'", "part/phase": "'train'"})
+    other = {"part/host": "'second'", "part/phase": "'train'"}
+
+    def gather(called: str, question: str, value: Any) -> list[Any]:
+        return [value, other if isinstance(value, dict) else [*value[:-1], "other"]]
+
+    monkeypatch.setattr(sharing, "several_workers", lambda: True)
+    monkeypatch.setattr(sharing, "host_allgather", gather)
+    found = sharing.with_all_positions(manifest, {}, set(), "Checkpoint.save")
+    assert found.described == {"part/phase": "'train'"}

@@ -38,7 +38,7 @@ from mirrored.checkpoint.objects import (
 )
 from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.optimizer_state import RateLeaf, optimizer_parts, unbuilt_rate
-from mirrored.checkpoint.places import Place, Root, is_frozen
+from mirrored.checkpoint.places import Place, Root, is_cached_property, is_frozen
 from mirrored.checkpoint.saved_numbers import is_number
 from mirrored.checkpoint.unsaved_values import LIMIT, description_of
 from mirrored.checkpoint.zones import Zone, zone_of
@@ -73,7 +73,7 @@ class Graph:
         places: Where the named objects are stored.
         alias_places: Where the paths in `aliases` are, for those of objects other than slots, and those in `repeated`.
         empty: The names of the dicts, lists and deques without items.
-        described: Descriptions of texts and other values that are not saved, by name.
+        described: Descriptions of texts and other values that are not saved, by name; None for configuration.
     """
 
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
@@ -95,7 +95,7 @@ class Graph:
     places: dict[str, Place] = dataclasses.field(default_factory=dict)
     alias_places: dict[str, Place] = dataclasses.field(default_factory=dict)
     empty: list[str] = dataclasses.field(default_factory=list)
-    described: dict[str, str] = dataclasses.field(default_factory=dict)
+    described: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
     def refuse_unsaved(self, called: str) -> None:
         """Raises an error if the state includes a single replica's copy of a variable, or if an array cannot be saved.
@@ -254,7 +254,8 @@ class _Walk:
     def _describe(self, part: Part, zone: Zone) -> None:
         text = description_of(part.value) if zone.numbers and len(self.graph.described) < LIMIT else None
         if text is not None:
-            self.graph.described[part.name], self.graph.holders[part.name] = text, zone.holders
+            described = None if is_cached_property(part.place) else text
+            self.graph.described[part.name], self.graph.holders[part.name] = described, zone.holders
 
     def _visit_parts(self, part: Part, zone: Zone) -> None:
         name, value = part.name, part.value
@@ -444,5 +445,6 @@ class _Walk:
         models = {owner for owner in owners if any(name.startswith(f"{owner}/") for name in stateful)}
         for name, holders in self.graph.holders.items():
             if not models.isdisjoint(holders):
-                for found in (self.graph.leaves, self.graph.described, self.graph.recent):
-                    found.pop(name, None)
+                self.graph.recent.pop(name, None)
+                if self.graph.leaves.pop(name, None) is None:
+                    self.graph.described[name] = None

@@ -35,7 +35,7 @@ def manifest_of(graph: Graph, leaves: dict[str, Saved], step: int | None = None)
         step,
         overlaps=[[*group] for group in _overlapping(graph.leaves)],
         empty=[*graph.empty],
-        described=dict(graph.described),
+        described={name: text for name, text in graph.described.items() if text is not None},
         level=LEVEL,
         carried_level=LEVEL,
     )

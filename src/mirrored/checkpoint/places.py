@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
+import functools
 import inspect
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping, MutableMapping
@@ -168,6 +169,15 @@ def grows(value: object) -> TypeGuard[dict[Any, Any]]:
     dict with others can be those that the program has no more.
     """
     return type(value) in (Counter, defaultdict) or (is_standard_dict(value) and not value)
+
+
+def is_cached_property(place: Place) -> bool:
+    """Returns whether a value is that of a `functools.cached_property`, which an object has after its first use."""
+    if not isinstance(place, Attribute):
+        return False
+    return any(
+        isinstance(vars(kind).get(place.name), functools.cached_property) for kind in type(place.holder()).__mro__
+    )
 
 
 def is_frozen(value: object) -> bool:

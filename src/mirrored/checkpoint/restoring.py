@@ -26,7 +26,7 @@ from mirrored.checkpoint.saved import Saved
 from mirrored.checkpoint.separation import SharedPlaces, conflicts, log_copies, separate
 from mirrored.checkpoint.sharing import on_all_workers, own_position
 from mirrored.checkpoint.slot_groups import check_groups, log_unnamed
-from mirrored.checkpoint.unsaved_values import log_unrestored
+from mirrored.checkpoint.unsaved_values import LIMIT, log_unrestored
 from mirrored.collectives.host_allgather import skipping_comparisons
 from mirrored.errors import CheckpointError, ContextError
 from mirrored.runtime.ambient import ambient, within
@@ -201,6 +201,8 @@ class Restoration:
         new = {name: path for name, path in known.items() if name not in self._compared}
         here = {path: graph.described[name] for name, path in new.items() if name in graph.described}
         elsewhere = {*known.values(), *(resolve(name, manifest) for name in graph.leaves)} - here.keys()
+        if len(graph.described) >= LIMIT:  # the program can have further ones
+            elsewhere |= manifest.described.keys() - here.keys()
         saved = {name: text for name, text in manifest.described.items() if name not in elsewhere}
         log_unrestored(called, str(self._directory), saved, here, set(new.values()))
         self._compared |= new.keys()

@@ -76,7 +76,8 @@ def with_all_positions(manifest: Manifest, adapters: Mapping[str, Leaf], told: s
     """Returns the manifest, with the read positions of all workers' data iterators added if the positions differ.
 
     Equal positions in different data mean other examples, so they are added, too. Warns about other state that differs
-    between workers. The exchange does not depend on what a worker's checkpoint contains, so that all take part in it.
+    between workers. Texts that differ, such as the name of a host, are those of one worker: a restore does not compare
+    them. The exchange does not depend on what a worker's checkpoint contains, so that all take part in it.
 
     Args:
         manifest: The state of this worker.
@@ -89,16 +90,21 @@ def with_all_positions(manifest: Manifest, adapters: Mapping[str, Leaf], told: s
     own = {name: saved.value for name, saved in manifest.leaves.items() if saved.kind == "position"}
     state = WorkerState.of(manifest.leaves, adapters)
     data = {name: _data_digest(leaf.iterator) for name, leaf in adapters.items() if isinstance(leaf, PositionLeaf)}
-    everyone = host_allgather(called, "compare the state of all workers", [own, data, state.digests(told)])
+    mark = digest(to_json(manifest.described))
+    everyone = host_allgather(called, "compare the state of all workers", [own, data, state.digests(told), mark])
     leaves = dict(manifest.leaves)
     for name in own:
-        values = [positions.get(name) for positions, _, _ in everyone]
-        is_same_data = len({data_of_worker.get(name, "") for _, data_of_worker, _ in everyone}) == 1
+        values = [positions.get(name) for positions, *_ in everyone]
+        is_same_data = len({data_of_worker.get(name, "") for _, data_of_worker, *_ in everyone}) == 1
         common = common_position(values) if is_same_data else None
         leaves[name] = dataclasses.replace(leaves[name], value={_WORKERS: values} if common is None else common)
     values_of_all = functools.partial(host_allgather, called, "collect the values that differ between workers")
-    warn_of_differences(called, state, [digests for *_, digests in everyone], told, values_of_all)
-    return dataclasses.replace(manifest, leaves=leaves)
+    warn_of_differences(called, state, [digests for *_, digests, _ in everyone], told, values_of_all)
+    described = manifest.described
+    if len({mark for *_, mark in everyone}) > 1:
+        texts = host_allgather(called, "compare the texts of all workers", described)
+        described = {name: text for name, text in described.items() if all(one.get(name) == text for one in texts)}
+    return dataclasses.replace(manifest, leaves=leaves, described=described)
 
 
 def _data_digest(iterator: object) -> str:
