@@ -9,6 +9,7 @@ import datetime
 import enum
 import functools
 import logging
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -235,3 +236,16 @@ def test_texts_that_differ_between_workers_are_not_compared(monkeypatch: pytest.
     monkeypatch.setattr(sharing, "host_allgather", gather)
     found = sharing.with_all_positions(manifest, {}, set(), "Checkpoint.save")
     assert found.described == {"part/phase": "'train'"}
+
+
+@pytest.mark.parametrize("make", [lambda: None, lambda: np.random.default_rng(0), lambda: random.Random(0)])
+def test_numbers_beside_a_generator_are_configuration_before_the_variables_are_created(
+    make: Any, tmp_path: Path
+) -> None:
+    def trainer(w: Any) -> SimpleNamespace:
+        model = SimpleNamespace(w=w)
+        return SimpleNamespace(model=model, log=SimpleNamespace(best=1.0), random=make())
+
+    path = Checkpoint(v=mr.Variable(1.0), trainer=trainer(mr.Variable(1.0))).save(tmp_path / "c")
+    status = Checkpoint(v=mr.Variable(0.0), trainer=trainer(None)).restore(path)
+    status.assert_existing_objects_matched()

@@ -12,7 +12,7 @@ from typing import Final
 
 from mirrored.checkpoint.graph import SLOTS, Graph, paths_to
 from mirrored.checkpoint.json_state import decode
-from mirrored.checkpoint.leaves import Leaf
+from mirrored.checkpoint.leaves import GeneratorLeaf, Leaf, PositionLeaf
 from mirrored.checkpoint.manifest import Manifest
 from mirrored.checkpoint.number_leaf import NumberLeaf
 from mirrored.checkpoint.optimizer_state import RateLeaf
@@ -186,7 +186,9 @@ def _configuration_names(
     saved = manifest.leaves
     models = paths_above(name for name in saved if saved[name].is_array and not saved[name].array_type)
     models -= paths_above(name for name in saved if saved[name].kind == "number")
-    others_here = paths_above(name for name, leaf in graph.leaves.items() if not isinstance(leaf, NumberLeaf))
+    # Positions and generators are beside the numbers of models, too.
+    no_variables = (NumberLeaf, PositionLeaf, GeneratorLeaf)
+    others_here = paths_above(name for name, leaf in graph.leaves.items() if not isinstance(leaf, no_variables))
     found = {
         holder: holder not in others_here
         and any(resolve(path, manifest) in models for path in paths_to(holder, others))
