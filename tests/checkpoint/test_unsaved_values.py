@@ -10,6 +10,7 @@ import enum
 import functools
 import logging
 import random
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +152,12 @@ class _Zone(datetime.tzinfo):
     def utcoffset(self, dt: datetime.datetime | None) -> datetime.timedelta:
         return datetime.timedelta(hours=1)
 
+    def dst(self, dt: datetime.datetime | None) -> datetime.timedelta:
+        return datetime.timedelta(0)
+
+    def tzname(self, dt: datetime.datetime | None) -> str:
+        return "zone"
+
 
 class _Folder(type(Path())):  # type: ignore[misc]
     def __repr__(self) -> str:
@@ -249,3 +256,15 @@ def test_numbers_beside_a_generator_are_configuration_before_the_variables_are_c
     path = Checkpoint(v=mr.Variable(1.0), trainer=trainer(mr.Variable(1.0))).save(tmp_path / "c")
     status = Checkpoint(v=mr.Variable(0.0), trainer=trainer(None)).restore(path)
     status.assert_existing_objects_matched()
+
+
+def test_names_that_a_library_numbers_are_not_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Worker(threading.Thread):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.count = count
+
+    path = Checkpoint(worker=Worker(1)).save(tmp_path / "c")
+    with caplog.at_level(logging.WARNING, "mirrored.checkpoint"):
+        Checkpoint(worker=Worker(0)).restore(path)
+    assert not [one for one in caplog.records if "did not restore" in one.getMessage()]

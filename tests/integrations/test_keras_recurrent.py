@@ -99,6 +99,8 @@ def test_a_callback_resets_the_states(where: str) -> None:
 def test_the_states_are_no_weights_and_are_saved_in_checkpoints(tmp_path: Path) -> None:
     model = _model("lstm")
     assert (len(model.weights), len(model.get_weights()), len(model.trainable_variables)) == (3, 3, 3)
+    assert len({variable.path for variable in model.variables}) == len(model.variables)
+    assert model.get_state_tree()
     model.predict(X[:4], batch_size=4, verbose=0)
     states = _states(model)
     path = mr.checkpoint.Checkpoint(model=model).save(tmp_path / "c")

@@ -38,7 +38,7 @@ from mirrored.checkpoint.objects import (
 )
 from mirrored.checkpoint.open_classes import is_open
 from mirrored.checkpoint.optimizer_state import RateLeaf, optimizer_parts, unbuilt_rate
-from mirrored.checkpoint.places import Place, Root, is_cached_property, is_frozen
+from mirrored.checkpoint.places import Place, Root, is_derived, is_frozen
 from mirrored.checkpoint.saved_numbers import is_number
 from mirrored.checkpoint.unsaved_values import LIMIT, description_of
 from mirrored.checkpoint.zones import Zone, zone_of
@@ -254,7 +254,7 @@ class _Walk:
     def _describe(self, part: Part, zone: Zone) -> None:
         text = description_of(part.value) if zone.numbers and len(self.graph.described) < LIMIT else None
         if text is not None:
-            described = None if is_cached_property(part.place) else text
+            described = None if is_derived(part.place) else text
             self.graph.described[part.name], self.graph.holders[part.name] = described, zone.holders
 
     def _visit_parts(self, part: Part, zone: Zone) -> None:

@@ -181,6 +181,9 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     if _crc(to_json(body).encode()) != stated:
         raise damaged_error(directory, f"the checksum of {FILE} does not match its contents")
     leaves = {name: _leaf_from_json(saved) for name, saved in body.pop("leaves").items()}
+    unknown = body.keys() - {field.name for field in dataclasses.fields(Manifest)}
+    if unknown:
+        raise damaged_error(directory, f"{FILE} is of a newer version of mirrored: it has {', '.join(sorted(unknown))}")
     return Manifest(leaves=leaves, **body)
 
 

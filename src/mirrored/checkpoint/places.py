@@ -171,13 +171,16 @@ def grows(value: object) -> TypeGuard[dict[Any, Any]]:
     return type(value) in (Counter, defaultdict) or (is_standard_dict(value) and not value)
 
 
-def is_cached_property(place: Place) -> bool:
-    """Returns whether a value is that of a `functools.cached_property`, which an object has after its first use."""
+def is_derived(place: Place) -> bool:
+    """Returns whether an attribute has a value that its class makes: a `functools.cached_property`, or a name.
+
+    Keras and `threading` give each object a name of its own, with the number of objects before it.
+    """
     if not isinstance(place, Attribute):
         return False
-    return any(
-        isinstance(vars(kind).get(place.name), functools.cached_property) for kind in type(place.holder()).__mro__
-    )
+    classes = type(place.holder()).__mro__
+    is_cached = any(isinstance(vars(one).get(place.name), functools.cached_property) for one in classes)
+    return is_cached or place.name in ("name", "_name")
 
 
 def is_frozen(value: object) -> bool:

@@ -219,6 +219,12 @@ class KerasValue:
             vars(variable)["_value"] = value
 
 
+def number_path(variable: KerasVariable, number: int) -> None:
+    """Appends a number to the path of a variable, if it does not end with it: Keras requires unequal paths."""
+    if not variable._path.endswith(f"_{number}"):
+        variable._path = f"{variable._path}_{number}"
+
+
 def drop_initializer(variable: KerasVariable) -> None:
     """Removes a Keras variable's initializer, which marks the variable as initialized."""
     variable._initializer = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mirrored.integrations.keras.backend import load
+from mirrored.integrations.keras.private import number_path
 from mirrored.patches import replace
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ def _with_states(variables: property) -> Any:
         found: list[KerasVariable] = variables.__get__(self)
         states = vars(self).get("states") if vars(self).get("stateful") else None
         known = {id(variable) for variable in found}
-        return [*found, *(state for state in keras.tree.flatten(states or []) if id(state) not in known)]
+        for number, state in enumerate(keras.tree.flatten(states or [])):
+            if number:
+                number_path(state, number)
+            if id(state) not in known:
+                found.append(state)
+        return found
 
     return with_states

@@ -191,11 +191,11 @@ class CurrentValues:
         """Returns the current values, on the devices of a step's state, which the step donates."""
         if not self.variables:
             return ()
-        donated = [*_arrays_in(state)]
+        donated = {id(one): one for one in _arrays_in(state)}
         with eager():
             return tuple(self._input(one, donated) for one in self.variables)
 
-    def _input(self, variable: KerasVariable | Variable, donated: Sequence[jax.Array]) -> Any:
+    def _input(self, variable: KerasVariable | Variable, donated: Mapping[int, jax.Array]) -> Any:
         """Returns the value of a variable on the devices of the step, in a buffer that the step does not donate."""
         value = variable.read_value() if isinstance(variable, Variable) else variable.value
         known = self._made.get(id(variable))
@@ -204,7 +204,7 @@ class CurrentValues:
         if not donated or not isinstance(value, jax.Array):
             return value
         # A variable that was made of the array of a weight has it, too.
-        made = _on_devices_of(donated[0], copied(value) if any(one is value for one in donated) else value)
+        made = _on_devices_of(next(iter(donated.values())), copied(value) if id(value) in donated else value)
         if made is not value:
             self._made[id(variable)] = (value, made)
         return made
