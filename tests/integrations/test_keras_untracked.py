@@ -243,3 +243,51 @@ def test_fit_with_spectral_normalization_keeps_the_normalized_weights(where: str
         model.compile(keras.optimizers.SGD(0.0), "mse")
     history = model.fit(X, Y, batch_size=4, epochs=1, verbose=0, validation_data=(X, Y)).history
     np.testing.assert_allclose([history["loss"][0], history["val_loss"][0], dense.kernel[0, 0]], 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["none", "2 replicas"])
+def test_fit_keeps_its_results_when_a_callback_freezes_spectral_normalization(where: str) -> None:
+    """The steps after that assigned the weights, and the old ones replaced those at the end of the epoch, silently."""
+    strategy = STRATEGIES[where]()
+    with _scope(strategy):
+        normalized = L.SpectralNormalization(L.Dense(1, use_bias=False))
+        model = keras.Sequential([keras.Input((1,)), normalized, L.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+
+    def freeze(epoch: int, logs: Any = None) -> None:
+        normalized.trainable = epoch == 0
+
+    model.fit(X, Y, batch_size=4, epochs=3, verbose=0, callbacks=[keras.callbacks.LambdaCallback(freeze)])
+    assert int(model.optimizer.iterations) == 6
+    with pytest.raises(ValueError, match="optimizer was built with"):  # as for any other layer, without `compile`
+        model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+
+
+class _ScopedStep(keras.Sequential):  # type: ignore[misc]
+    """Assigns trainable weights in scopes, as a step with an optimizer for each of two parts, and returns them."""
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        weights, others, slots, metrics = state
+        with keras.StatelessScope(list(zip(self.trainable_variables, weights, strict=True))) as scope:
+            for one in self.trainable_variables:
+                one.assign(one * 2.0)
+        weights = [scope.get_current_value(one) for one in self.trainable_variables]
+        gradients = [keras.ops.ones_like(one) for one in weights]
+        weights, _ = self.second.stateless_apply(self.slots_of_second, gradients, weights)
+        return {}, (weights, others, slots, metrics)
+
+
+def test_values_that_an_overridden_step_returns_are_not_reported() -> None:
+    """A warning said that they were lost."""
+    model = _ScopedStep([keras.Input((1,)), L.Dense(1, use_bias=False, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.second = keras.optimizers.SGD(0.5)
+    model.second.build(model.trainable_variables)
+    model.slots_of_second = [np.asarray(one.value) for one in model.second.variables]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0], [[4.0 - 1.0 - 0.5]])

@@ -40,6 +40,7 @@ from mirrored.integrations.keras.private import (
     loss_tracker_of,
     losses_module,
 )
+from mirrored.integrations.keras.untracked import within_step_of_keras
 from mirrored.patches import replace
 from mirrored.runtime.ambient import ambient
 from mirrored.strategies import get_replica_context, get_strategy
@@ -153,10 +154,13 @@ def make_step_function(model: Model, kind: str) -> Callable[..., Any]:
             if batch is None:
                 break
             outputs.append(step(place(_data_of(model, batch))))
+        # The step has assigned the variables. If a callback freezes a layer, Keras passes a state, now of the past.
+        state = tuple([] for _ in state)
         if kind != "predict":
             return outputs[-1], state
         return tree_map(lambda *parts: np.concatenate(parts), *outputs), state
 
+    steps.takes_data_alone = True  # type: ignore[attr-defined]
     return steps
 
 
@@ -320,7 +324,10 @@ def _inherited(step: Callable[..., Any], ours: Callable[..., Any]) -> Callable[.
     @functools.wraps(step)
     def inherited(self: Model, *args: Any, **kwargs: Any) -> Any:
         alone = len(args) + len(kwargs) == 1
-        return ours(self, *args, **kwargs) if alone and in_step() else step(self, *args, **kwargs)
+        if alone and in_step():
+            return ours(self, *args, **kwargs)
+        with within_step_of_keras():
+            return step(self, *args, **kwargs)
 
     return inherited
 

@@ -314,15 +314,15 @@ def _bounding(make: Callable[..., Any], kind: str) -> Callable[..., Any]:
     def bounding(self: Model, force: bool = False) -> Any:
         # Here Keras has created all variables.
         check_belonging(self, f"keras.Model.{called_method(_CALLED_FOR[kind])}")
-        if takes_data_alone(self, kind):
-            if force or getattr(self, made) is None:
+        step, known = getattr(self, made), vars(self).setdefault(_GROUPS_OF_STEPS, {})
+        if takes_data_alone(self, kind):  # which changes with the `trainable` of a `SpectralNormalization`
+            if force or step is None or known.pop(kind, None) is not None:
                 setattr(self, made, make_step_function(self, kind))
             return getattr(self, made)
-        step = getattr(self, made)
         # The function fixes the numbers of trainable and other weights, which change with `layer.trainable`.
         groups = [list(map(id, variables_of(self, group))) for group in GROUPS_OF_STEP[kind]]
-        known = vars(self).setdefault(_GROUPS_OF_STEPS, {})
-        result = make(self, force or (hasattr(step, "bounded") and known.get(kind) != groups))
+        fixed = hasattr(step, "bounded") and known.get(kind) != groups
+        result = make(self, force or fixed or hasattr(step, "takes_data_alone"))
         known[kind] = groups
         step = getattr(self, made)
         if callable(step) and not hasattr(step, "bounded") and strategy_of(self) is not None:

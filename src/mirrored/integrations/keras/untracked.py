@@ -120,7 +120,7 @@ class StepVariables:
         if id(variable) not in held:
             found = f"assigns {variable.path}, which is not among the variables of the model"
             remedy = "make it, or its layer or generator, an attribute of the model or of a layer of it, or"
-        elif id(variable) in self._trainable and self._of_optimizer.isdisjoint(held):
+        elif id(variable) in self._trainable and self._of_model.issuperset(held):
             found = f"assigns the trainable weight {variable.path} in the call of the model"
             remedy = "create it with trainable=False, or"
         else:
@@ -145,17 +145,24 @@ class StepVariables:
         return {id(one) for one in self._groups[0]}
 
     @functools.cached_property
-    def _of_optimizer(self) -> set[int]:
-        """The variables of the optimizer, by `id`; a scope that has them returns the new values of weights, too."""
-        return {id(one) for one in self._groups[2]} if self._step == "train_step" else set()
+    def _of_model(self) -> set[int]:
+        """The variables of the model, by `id`; a scope that has those of an optimizer returns new values of weights."""
+        groups = self._groups[:2] + self._groups[3:] if self._step == "train_step" else self._groups
+        return {id(one) for one in itertools.chain(*groups)}
 
 
 _current: contextvars.ContextVar[StepVariables | None] = contextvars.ContextVar("_current", default=None)
+_in_step_of_keras: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_step_of_keras", default=False)
 
 
 def within_step(variables: StepVariables) -> AbstractContextManager[None]:
     """Context manager for the trace or the run of a Keras step."""
     return setting(_current, variables)
+
+
+def within_step_of_keras() -> AbstractContextManager[None]:
+    """Context manager for Keras' own step. An overridden one can itself return what it has assigned in a scope."""
+    return setting(_in_step_of_keras, True)
 
 
 def value_in_step(variable: KerasVariable | Variable) -> Any:
@@ -172,7 +179,7 @@ def value_in_step(variable: KerasVariable | Variable) -> Any:
 def note_assigned(variable: KerasVariable, scope: StatelessScope) -> None:
     """Warns if Keras drops the value that the current step assigns to a variable in a scope."""
     step = _current.get()
-    if step is not None and scope.state_mapping and not in_symbolic_scope():
+    if step is not None and _in_step_of_keras.get() and scope.state_mapping and not in_symbolic_scope():
         step.note_assigned(variable, scope)
 
 
