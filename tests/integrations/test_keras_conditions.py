@@ -191,3 +191,25 @@ def test_a_converted_function_reads_the_new_value_of_a_weight() -> None:
     layer(X)
     layer.kernel.assign(2.0)
     np.testing.assert_array_equal(layer(X), [1, 40, 60])
+
+
+@pytest.mark.parametrize("how", ["compiled", "predict"])
+def test_a_replaced_call_of_a_class_has_conditions(how: str) -> None:
+    class Kept(layers.Layer):  # type: ignore[misc, name-defined]
+        def call(self, x: Any) -> Any:
+            return x
+
+    class Derived(Kept):
+        pass
+
+    def doubled(_: Any, x: Any) -> Any:
+        if ops.sum(x) > 1.0:
+            x = x * 2.0
+        return x
+
+    layer = Derived()
+    layer(X)
+    Kept.call = doubled
+    model = keras.Sequential([keras.Input((3,)), layer])
+    got = model.predict(X[None], verbose=0)[0] if how == "predict" else called(how, lambda: layer(X))
+    np.testing.assert_array_equal(got, X * 2)

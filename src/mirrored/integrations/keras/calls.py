@@ -25,16 +25,25 @@ if TYPE_CHECKING:
     from keras import Layer
 
 keras = load()
-_prepared: weakref.WeakSet[type] = weakref.WeakSet()  # Weak: a class defined in a function or a cell can be collected.
+# Weak: a class defined in a function or a cell can be collected, and its methods refer to it.
+_prepared: weakref.WeakKeyDictionary[type, weakref.ref[Any]] = weakref.WeakKeyDictionary()  # with the `call` of each
+_made: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()  # the methods that convert
 
 
 def prepare(layer_class: type) -> None:
     """Makes the `call` methods of a user-defined layer class and its base classes convertible by AutoGraph.
 
+    That includes a `call` with which the program has replaced the method of the class since.
+
     Has no effect outside of `converted_by` if the program does not use `mirrored.tf`.
     """
-    if layer_class not in _prepared and (active_conversion() or conversion_of_calls()) is not None:
+    if not _is_prepared(layer_class) and (active_conversion() or conversion_of_calls()) is not None:
         _prepare(layer_class)
+
+
+def _is_prepared(layer_class: Any) -> bool:
+    known, call = _prepared.get(layer_class), layer_class.call
+    return known is not None and (known() is call or not isinstance(call, types.FunctionType))
 
 
 def convertible(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,9 +67,10 @@ def _prepare(layer_class: type) -> None:
     """Replaces the `call` methods that users define in a class and its bases by functions that AutoGraph converts."""
     for one in layer_class.__mro__:
         call = vars(one).get("call")
-        if one not in _prepared and isinstance(call, types.FunctionType) and not one.__module__.startswith("keras."):
+        if isinstance(call, types.FunctionType) and call not in _made and not one.__module__.startswith("keras."):
             one.call = _dispatching(call)  # type: ignore[attr-defined]
-        _prepared.add(one)
+    call = getattr(layer_class, "call", None)
+    _prepared[layer_class] = weakref.ref(call if isinstance(call, types.FunctionType) else layer_class)
 
 
 def _dispatching(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,6 +79,7 @@ def _dispatching(call: Callable[..., Any]) -> Callable[..., Any]:
         convert = active_conversion()
         return (call if convert is None else convert(call))(self, *args, **kwargs)
 
+    _made.add(dispatching)
     return dispatching
 
 
