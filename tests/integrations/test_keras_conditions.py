@@ -209,7 +209,7 @@ def test_a_replaced_call_of_a_class_has_conditions(how: str) -> None:
 
     layer = Derived()
     layer(X)
-    Kept.call = doubled
+    Kept.call = doubled  # type: ignore[method-assign, assignment]
     model = keras.Sequential([keras.Input((3,)), layer])
     got = model.predict(X[None], verbose=0)[0] if how == "predict" else called(how, lambda: layer(X))
     np.testing.assert_array_equal(got, X * 2)

@@ -147,8 +147,10 @@ class StepVariables:
     @functools.cached_property
     def _of_model(self) -> set[int]:
         """The variables of the model, by `id`; a scope that has those of an optimizer returns new values of weights."""
-        groups = self._groups[:2] + self._groups[3:] if self._step == "train_step" else self._groups
-        return {id(one) for one in itertools.chain(*groups)}
+        groups = [*self._groups]
+        if self._step == "train_step":
+            del groups[2]  # that of the optimizer
+        return {id(one) for one in itertools.chain.from_iterable(groups)}
 
 
 _current: contextvars.ContextVar[StepVariables | None] = contextvars.ContextVar("_current", default=None)
