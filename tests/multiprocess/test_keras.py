@@ -37,6 +37,9 @@ def check_same(found: dict[str, object], expected: dict[str, object]) -> None:
         "own step",
         "own step, parts",
         "own step, uneven parts",
+        "untracked",
+        "untracked outside",
+        "spectral",
     ],
 )
 @pytest.mark.sampled(4)

@@ -36,6 +36,17 @@ class Evaluating(keras.callbacks.Callback):
         self.losses += [self.model.evaluate(*data, verbose=0)[0] for data in self._data]
 
 
+class Annealing(keras.callbacks.Callback):
+    """Assigns a variable that the model does not list at the beginning of each epoch."""
+
+    def __init__(self, variable: Any) -> None:
+        super().__init__()
+        self._variable = variable
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        self._variable.assign(1.0 + epoch)
+
+
 def outcome(strategy: mr.MirroredStrategy, how: str = "dataset") -> dict[str, object]:
     if "unseeded" not in how:
         keras.utils.set_random_seed(0)
@@ -43,13 +54,19 @@ def outcome(strategy: mr.MirroredStrategy, how: str = "dataset") -> dict[str, ob
     x = rng.normal(size=(57 if "uneven" in how else 60, 3)).astype(np.float32)
     y = x @ np.array([[1.0], [-2.0], [3.0]], np.float32)
     dataset = mr.data.Dataset.from_tensor_slices((x, y)).batch(16)  # the last batch has 12 rows, or 9
+    untracked = keras.Variable(0.0) if "outside" in how else None
     with strategy.scope():
+        untracked = keras.Variable(0.0) if how == "untracked" else untracked
+        wrap = keras.layers.SpectralNormalization if how == "spectral" else lambda layer: layer
         dropout = [keras.layers.Dropout(0.3)] if how == "dropout" else []
         model_class = OwnStep if "own step" in how else keras.Sequential
         model = model_class(
-            [keras.Input((3,)), keras.layers.Dense(4, activation="relu"), *dropout, keras.layers.Dense(1)]
+            [keras.Input((3,)), wrap(keras.layers.Dense(4, activation="relu")), *dropout, keras.layers.Dense(1)]
         )
-        model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
+        loss: Any = "mse"
+        if untracked is not None:
+            loss = lambda y, prediction: untracked * keras.ops.mean(keras.ops.square(y - prediction), -1)  # noqa: E731
+        model.compile(optimizer=keras.optimizers.Adam(0.05), loss=loss, metrics=["mae"])
     if "unseeded" in how:
         model.fit(x, y, epochs=1, verbose=0)
     parts = strategy.experimental_distribute_dataset(dataset)
@@ -58,9 +75,10 @@ def outcome(strategy: mr.MirroredStrategy, how: str = "dataset") -> dict[str, ob
     data = (batches,) if kind != "arrays" else (x, y)
     # In the callback and in `fit`, one of two loops reads parts.
     others = Evaluating((x, y), (parts,))
+    callbacks = [others] if untracked is None else [others, Annealing(untracked)]
     size = {"batch_size": 16} if kind == "arrays" else {}
     validation = {"": None, "dataset": dataset, "parts": parts, "arrays": (x, y)}[other]
-    history = model.fit(*data, epochs=2, verbose=0, callbacks=[others], validation_data=validation, **size)
+    history = model.fit(*data, epochs=2, verbose=0, callbacks=callbacks, validation_data=validation, **size)
     predicted = model.predict(batches, verbose=0)
     return {
         **history.history,
