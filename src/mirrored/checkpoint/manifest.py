@@ -46,10 +46,10 @@ class Manifest:
             and was still waiting for the objects that they belong to.
         overlaps: The names of NumPy arrays in common memory, by memory; None in checkpoints of earlier versions.
         empty: The names of dicts and lists that had no items.
-        described: Descriptions of texts and other values that are not saved, by name.
-        level: Which state the version of mirrored saves that wrote the checkpoint: that with numbers `Part.since` up to
-            this one. 0 in checkpoints of earlier versions.
-        carried_level: The lowest level of the checkpoints from which the names in `carried` are.
+        described: Descriptions of texts and other values that are not saved, by name, which a restore compares.
+        level: The level of the version that wrote the checkpoint, which saves all state whose `Part.since` is at most
+            this number. 0 in checkpoints of versions that do not write it.
+        carried_level: The lowest level of the checkpoints from which the names in `carried` come.
 
     Example:
         >>> import tempfile
@@ -93,9 +93,9 @@ class Manifest:
         return min(self.level, self.carried_level) == 0
 
     def level_of(self, name: str) -> int:
-        """Returns which state the checkpoint has of the part to which `name` belongs, as the number `level`.
+        """Returns the level that applies to the part to which `name` belongs.
 
-        Of a part that the program had not created yet, it has what an earlier checkpoint had.
+        A part with values that are carried over from an earlier checkpoint has only what that checkpoint had.
         """
         is_carried = name.partition("/")[0] in self._carried_parts
         return min(self.level, self.carried_level) if is_carried else self.level

@@ -24,7 +24,6 @@ from mirrored._jax.interrupts import CacheMisses, Dispatch, consume
 from mirrored._jax.traces import Tracer
 from mirrored._typing import PyTree
 from mirrored.integrations.keras.belonging import strategy_of
-from mirrored.integrations.keras.drawing import DrawingStep, EagerStep
 from mirrored.integrations.keras.private import (
     call_outside_of_stateless_scopes,
     has_loop_state,
@@ -34,6 +33,7 @@ from mirrored.integrations.keras.private import (
     set_loop_state,
 )
 from mirrored.integrations.keras.same_steps import SamePrograms, SameResults
+from mirrored.integrations.keras.step_inputs import CompiledStep, EagerStep
 from mirrored.integrations.keras.untracked import StepVariables
 from mirrored.integrations.keras.variables import is_from_fit, lose_deleted
 from mirrored.runtime.ambient import ambient, entered
@@ -61,9 +61,9 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
         strategy = strategy_of(self)
         spans = strategy is not None and strategy.device_assignment.spans_processes
         name = f"Model.{step_function.__name__}"
-        of_state = functools.partial(_variables_of_step, self)
+        of_step = functools.partial(_variables_of_step, self)
         if not isinstance(step_function, _JITTED):
-            step: Callable[..., Any] = EagerStep(step_function, of_state)
+            step: Callable[..., Any] = EagerStep(step_function, of_step)
             if strategy is None:  # once for all, because Keras has not stored the results of each
                 return _withholding_again(self, make(self, step, *args, **kwargs))
             if spans:
@@ -77,7 +77,8 @@ def kept_steps(make: Callable[..., Any]) -> Callable[..., Any]:
             step_function.clear_cache()  # type: ignore[attr-defined]
             newest = vars(self).setdefault(_NEWEST, deque(maxlen=1))
             protected = functools.partial(_Step, newest=newest, check=SamePrograms(name) if spans else None)
-        return make(self, _withholding_again(self, DrawingStep(step_function, protected, of_state)), *args, **kwargs)
+        compiled = CompiledStep(step_function, protected, of_step)
+        return make(self, _withholding_again(self, compiled), *args, **kwargs)
 
     return making
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from mirrored._jax.traces import Trace
 from mirrored._typing import Operand
-from mirrored.integrations.keras.drawing import step_keys
 from mirrored.integrations.keras.private import read_stored, stored_dtype
+from mirrored.integrations.keras.step_inputs import step_keys
 from mirrored.integrations.keras.untracked import value_in_step
 from mirrored.runtime.ambient import ambient, within
 from mirrored.runtime.staged_values import Bookkeeping, VariableLike

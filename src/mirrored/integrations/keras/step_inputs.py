@@ -1,9 +1,10 @@
-"""Lets layers call `tf.random.normal` and similar functions in Keras' own training steps.
+"""Passes further inputs to Keras' own training steps: keys of random streams, and values of variables.
 
-A stream is a variable, but not one of the model's weights, so its state is not part of the state that Keras passes from
-step to step. Instead, each step receives a new key of every stream that it draws from, as an input besides the batch.
-Which streams these are is known when the step is traced: a draw from a stream without a key interrupts the trace, and
-the step is traced again with the key as an input. Steps that draw nothing have no such input.
+Layers may call `tf.random.normal` and similar functions. A random stream is a variable, but not one of the model's
+weights, so its state is not part of the state that Keras passes from step to step. Instead, each step receives a new
+key of every stream that it draws from, as an input besides the batch. Which streams these are is known when the step is
+traced: a draw from a stream without a key interrupts the trace, and the step is traced again with the key as an input.
+Steps that draw nothing have no such input.
 
 The values of variables that the model does not list are such inputs, too (see `untracked`).
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 keras = load()
 
 
-class OfState(Protocol):
+class VariablesOf(Protocol):
     """Protocol of the function that returns the variables of a step."""
 
     def __call__(self, state: PyTree, values: Mapping[int, Any], *, interrupts: bool = False) -> StepVariables:
@@ -121,12 +122,12 @@ class EagerStep:
 
     Args:
         step: The step, from (state, batch) to (logs, state).
-        of_state: Returns the variables of the step, given its state and the values of others.
+        variables_of: Returns the variables of the step, given its state and the values of others.
     """
 
-    def __init__(self, step: Callable[..., Any], of_state: OfState) -> None:
+    def __init__(self, step: Callable[..., Any], variables_of: VariablesOf) -> None:
         self._step = step
-        self._of_state = of_state
+        self._variables_of = variables_of
 
     def __call__(self, state: PyTree, data: PyTree) -> Any:
         """Runs the step on a batch."""
@@ -137,23 +138,23 @@ class EagerStep:
                 words[id(stream)] = _new_words(stream)
             return words[id(stream)]
 
-        with setting(_keys, StepKeys({}, fetched)), within_step(self._of_state(state, {})):
+        with setting(_keys, StepKeys({}, fetched)), within_step(self._variables_of(state, {})):
             return self._step(state, data)
 
 
-class DrawingStep:
+class CompiledStep:
     """A compiled Keras step; each call passes a new key for each random stream in use, and values of variables.
 
     Args:
         jitted: The step as Keras has compiled it, from (state, batch) to (logs, state).
         protected: Returns what calls a jitted step, see `mirrored.integrations.keras.newest`.
-        of_state: Returns the variables of the step, given its state and the values of others.
+        variables_of: Returns the variables of the step, given its state and the values of others.
     """
 
-    def __init__(self, jitted: Any, protected: Callable[[Any], Callable[..., Any]], of_state: OfState) -> None:
+    def __init__(self, jitted: Any, protected: Callable[[Any], Callable[..., Any]], variables_of: VariablesOf) -> None:
         self._function = jitted.__wrapped__
         self._protected = protected
-        self._of_state = of_state
+        self._variables_of = variables_of
         self._step = protected(jitted)
         self._has_inputs = False  # besides the state and the batch
         self._streams: list[Variable] = []
@@ -170,8 +171,8 @@ class DrawingStep:
             try:
                 if self._has_inputs:
                     return self._step(state, (data, tuple(words), self._others.read(state)))
-                of_state = self._of_state(state, {}, interrupts=True)
-                with setting(_keys, StepKeys({}, _interrupt)), within_step(of_state):
+                variables = self._variables_of(state, {}, interrupts=True)
+                with setting(_keys, StepKeys({}, _interrupt)), within_step(variables):
                     return self._step(state, data)
             except MissingKey as found:
                 self._streams = [*self._streams, found.stream]
@@ -181,12 +182,13 @@ class DrawingStep:
             self._step = self._protected(self._with_inputs(state))
 
     def _with_inputs(self, state: Sequence[Any]) -> Any:
-        function, streams, others, of_state = self._function, self._streams, self._others.variables, self._of_state
+        function, variables_of = self._function, self._variables_of
+        streams, others = self._streams, self._others.variables
 
         def with_inputs(state: PyTree, inputs: tuple[PyTree, tuple[Any, ...], tuple[Any, ...]]) -> Any:
             data, words, values = inputs
             known = {id(stream): one for stream, one in zip(streams, words, strict=True)}
-            variables = of_state(state, {id(one): value for one, value in zip(others, values, strict=True)})
+            variables = variables_of(state, {id(one): value for one, value in zip(others, values, strict=True)})
             with setting(_keys, StepKeys(known, _interrupt)), within_step(variables):
                 results = function(state, data)
             if variables.missing:

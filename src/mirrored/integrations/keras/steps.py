@@ -75,9 +75,9 @@ class _Share(NamedTuple):
 def takes_data_alone(model: Model, kind: str) -> bool:
     """Returns whether a model's step takes only the batch, instead of (state, batch) as in Keras on JAX.
 
-    That is the case if the user has overridden the step with TensorFlow's signature. It is for Keras' own step in a
-    deterministic elastic job: its bits depend on the number of devices, which changes there. And for the training of a
-    model with `SpectralNormalization`, which assigns trainable weights: Keras' own step drops these values.
+    That is the case if the user has overridden the step with TensorFlow's signature, and in two cases that replace
+    Keras' own step. In a deterministic elastic job, the number of devices changes, on which the bits of Keras' step
+    depend. If the model has a `SpectralNormalization`, which assigns trainable weights, Keras' step would drop them.
 
     Args:
         model: The model.
@@ -154,7 +154,8 @@ def make_step_function(model: Model, kind: str) -> Callable[..., Any]:
             if batch is None:
                 break
             outputs.append(step(place(_data_of(model, batch))))
-        # The step has assigned the variables. If a callback freezes a layer, Keras passes a state, now of the past.
+        # The step has assigned the variables. If a callback has frozen a layer, Keras passes the state before the step,
+        # which must not be assigned.
         state = tuple([] for _ in state)
         if kind != "predict":
             return outputs[-1], state

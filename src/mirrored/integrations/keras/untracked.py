@@ -4,7 +4,7 @@ Keras' step on JAX is a pure function of the values of the variables that the mo
 (forward pass, loss, optimizer). A loss, a layer, a regularizer or a learning-rate schedule can read others: a weight
 that a callback changes, or the weights of another model. A compiled step would have the value at its trace as a
 constant. On TensorFlow, each step reads the current value. So a step receives these values as inputs besides the batch
-(see `drawing`). Which ones it reads is known when it is traced: the first read interrupts the trace.
+(see `step_inputs`). Which ones it reads is known when it is traced: the first read interrupts the trace.
 
 Keras drops what a step assigns to such variables, and what a layer's `call` assigns to trainable weights. A warning
 says so.
